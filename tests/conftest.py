@@ -1,0 +1,39 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout's folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def make() -> ModuleType:
+    """``notebooks/_make.py``, which no package holds."""
+    spec = importlib.util.spec_from_file_location("make_notebooks", ROOT / "notebooks" / "_make.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium; without one the test is skipped, or fails where ``TENSOR_LAB_REQUIRE_BROWSER`` is set."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        message = f"no browser: none of {', '.join(names)} is on PATH (Debian: apt install chromium)"
+        (pytest.fail if os.environ.get("TENSOR_LAB_REQUIRE_BROWSER") else pytest.skip)(message)
+    return path
