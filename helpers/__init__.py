@@ -1,0 +1,1 @@
+"""helpers: what the notebooks of Tensor Memory Lab measure with."""

@@ -1,0 +1,140 @@
+"""What was alive when? Plays back the log of a `MemoryTracker`, which is kept as bare tuples while the work runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ._source import Place, place
+from .display import GROUPS, exact_bytes
+
+# What a storage is called when it is several things at once: the first of these that holds.
+PRECEDENCE = ("parameters", "optimizer state", "gradients", "saved activations")
+ALLOC, FREE, RESIZE = "alloc", "free", "resize"
+
+
+class Event(NamedTuple):
+    """One change of the live memory.
+
+    Attributes:
+        index: its number in the timeline, from 0.
+        operator: how many operators had run.
+        op: the operator that ran, as ``aten.relu``; for a free the one that ran last.
+        kind: ``alloc``, ``free`` or ``resize``.
+        phase: the innermost phase, or "".
+        line: the reader's line, a `Place`, or None. In backward it is the line of the forward operator whose
+            gradient is being computed.
+        live_bytes: live after the event.
+        delta_bytes: by how much it changed.
+        groups: group -> live bytes after the event.
+        allocated: the CUDA caching allocator's allocated bytes, or None off CUDA.
+        reserved: its reserved bytes, or None.
+    """
+
+    index: int
+    operator: int
+    op: str
+    kind: str
+    phase: str
+    line: Place | None
+    live_bytes: int
+    delta_bytes: int
+    groups: dict[str, int]
+    allocated: int | None = None
+    reserved: int | None = None
+
+
+class Alive(NamedTuple):
+    """One storage that is alive at some event: who made it, where, how large it is and what it serves as."""
+
+    op: str
+    line: Place | None
+    nbytes: int
+    group: str
+
+    def __str__(self) -> str:
+        return f"{self.group}: {exact_bytes(self.nbytes)} from {self.op}" + (f" ({self.line})" if self.line else "")
+
+
+def op_name(func: Any) -> str:
+    """``aten.relu`` for ``torch.ops.aten.relu.default``: the overload says little to a reader."""
+    return str(func).rsplit(".", 1)[0] if isinstance(func, torch._ops.OpOverload) else str(func or "")
+
+
+class Replay:
+    """Runs the log of a tracker forward, event by event, and keeps which storage serves as what.
+
+    Args:
+        log: tuples (kind, operator number, func, found line, phase, live, delta, storage number, nbytes, cuda).
+        marks: tuples (event number, storage number, group, +1 or -1): a storage began or ceased to serve as ``group``
+            before the event of that number. In order of that number for an exact replay; a live picture passes the
+            growing list itself, and a mark that comes late then counts from when it came.
+    """
+
+    def __init__(self, log: list[tuple], marks: list[tuple]):
+        self.log, self.marks = log, marks
+        self.totals = dict.fromkeys(GROUPS, 0)
+        self.alive: dict[int, tuple[int, str, int]] = {}  # storage number -> (nbytes, group, number of its first event)
+        self._roles: dict[int, dict[str, int]] = {}
+        self._next_event = self._next_mark = 0
+
+    def events(self) -> Iterator[Event]:
+        """Plays the events that are not played yet and yields each."""
+        while self._next_event < len(self.log):
+            index, entry = self._next_event, self.log[self._next_event]
+            self._play(index, entry)
+            kind, operator, func, line, phase, live, delta, _, _, cuda = entry
+            yield Event(
+                index, operator, op_name(func), kind, phase, place(line), live, delta, dict(self.totals), *(cuda or ())
+            )
+
+    def state_after(self, index: int) -> Replay:
+        """Plays up to and with event ``index``; then `totals` and `storages` tell what was alive."""
+        while self._next_event <= index:
+            self._play(self._next_event, self.log[self._next_event])
+        return self
+
+    def storages(self) -> list[Alive]:
+        """What is alive now, largest first."""
+        found = []
+        for nbytes, group, first in self.alive.values():
+            entry = self.log[first]
+            found.append(Alive(op_name(entry[2]) or "before the start", place(entry[3]), nbytes, group))
+        return sorted(found, key=lambda a: -a.nbytes)
+
+    def _play(self, index: int, entry: tuple) -> None:
+        self._apply_marks(index)
+        kind, _, _, _, _, _, _, storage, nbytes, _ = entry
+        _, group, first = self.alive.get(storage, (0, None, index))
+        self._remove(storage)
+        self._next_event = index + 1
+        if kind == FREE:
+            self._roles.pop(storage, None)
+        else:
+            self._put(storage, nbytes, group or self._group(storage), first)
+
+    def _apply_marks(self, before: float) -> None:
+        while self._next_mark < len(self.marks) and self.marks[self._next_mark][0] <= before:
+            _, storage, group, step = self.marks[self._next_mark]
+            self._next_mark += 1
+            roles = self._roles.setdefault(storage, {})
+            roles[group] = roles.get(group, 0) + step
+            if storage in self.alive:
+                nbytes, _, first = self.alive[storage]
+                self._remove(storage)
+                self._put(storage, nbytes, self._group(storage), first)
+
+    def _group(self, storage: int) -> str:
+        roles = self._roles.get(storage, {})
+        return next((group for group in PRECEDENCE if roles.get(group, 0) > 0), "other")
+
+    def _put(self, storage: int, nbytes: int, group: str, first: int) -> None:
+        self.alive[storage] = nbytes, group, first
+        self.totals[group] += nbytes
+
+    def _remove(self, storage: int) -> None:
+        if storage in self.alive:
+            nbytes, group, _ = self.alive.pop(storage)
+            self.totals[group] -= nbytes

@@ -1,0 +1,230 @@
+"""What does the reader see? The one door to the notebook: pictures and tables with their words.
+
+A freshly cloned notebook is untrusted: JupyterLab then hides SVG outputs and strips SVG out of HTML. So a picture
+leaves here as ``<img alt="..." src="data:image/svg+xml;base64,...">``, which survives, with a plain-text twin that says
+the same numbers. Nothing here prints an address, a time or a path, so saved outputs can be compared.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import numbers
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). The order is the order in which the
+# bands of a memory picture are stacked, from the floor up.
+GROUPS = {
+    "parameters": "#0072B2",
+    "optimizer state": "#CC79A7",
+    "gradients": "#E69F00",
+    "saved activations": "#D55E00",
+    "other": "#999999",
+}
+SHARED = "#009E73"
+WRITTEN = "#F0E442"
+INK = "#1a1a1a"
+PAPER = "#ffffff"
+FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+MAX_WIDTH = 700  # px; JupyterLab, Colab and GitHub all fit it
+
+_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def exact_bytes(n: int) -> str:
+    """Returns ``n`` bytes to the byte, for tables: ``exact_bytes(400_000_000) == '400,000,000 B'``."""
+    return f"{n:,} B"
+
+
+def round_bytes(n: float) -> str:
+    """Returns ``n`` bytes in binary units, for pictures and sentences.
+
+    Example:
+        >>> round_bytes(400_000_000), round_bytes(40), round_bytes(-2048)
+        ('381.47 MiB', '40 B', '-2.00 KiB')
+    """
+    for size, unit in _UNITS:
+        if abs(n) >= size:
+            return f"{n / size:,.2f} {unit}"
+    return f"{n:,.0f} B"
+
+
+def text_width(text: str, size: float = 11) -> float:
+    """Returns an upper estimate, in px, of ``text`` set in a sans-serif face of ``size`` px.
+
+    A kernel cannot ask the browser for font metrics; the widths are those of Helvetica rounded up, so that a label which
+    fits here fits on the screen.
+    """
+    narrow, wide = set("ijlt.,:;|!'()[] /"), set("mwMW@%")
+    em = sum(
+        1.0
+        if unicodedata.east_asian_width(c) in "WF"
+        else 0.36
+        if c in narrow
+        else 0.92
+        if c in wide
+        else 0.70
+        if c.isupper()
+        else 0.58
+        for c in text
+    )
+    return em * size
+
+
+def clip(text: str, width: float, size: float = 11) -> str:
+    """Returns ``text``, cut with an ellipsis so that it fits ``width`` px."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1]
+    return text + "…"
+
+
+def in_notebook() -> bool:
+    """Whether an IPython kernel is there to draw into (false in a script and in a terminal)."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    shell = get_ipython()
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def show(thing: Any) -> None:
+    """Shows ``thing`` under the running cell; in a script prints its text instead."""
+    if in_notebook():
+        from IPython.display import display
+
+        display(thing)
+    else:
+        print(thing)
+
+
+class Picture:
+    """A drawing with its words; the last value of a cell, or passed to `show`.
+
+    Args:
+        svg: a complete ``<svg>`` element with ``width`` and ``height`` in px and its own background.
+        alt: what the picture says, with its numbers, for a reader who cannot see it.
+        text: the plain-text twin, where it should say more than ``alt`` (a text tree, say).
+        data: whatever the picture was drawn from; tests read it.
+
+    Example:
+        >>> Picture('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', alt="nothing to see")
+        nothing to see
+    """
+
+    def __init__(self, svg: str, *, alt: str, text: str | None = None, data: Any = None):
+        if not alt.strip():
+            raise ValueError("a picture needs alternative text: pass alt= with what the picture shows, in one sentence")
+        if not svg.lstrip().startswith("<svg"):
+            raise ValueError(f"expected a complete <svg> element, got text that starts with {svg.lstrip()[:20]!r}")
+        self.svg, self.alt, self.text, self.data = svg, alt, alt if text is None else text, data
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @property
+    def html(self) -> str:
+        """The picture as an ``<img>`` that an untrusted notebook still shows."""
+        source = base64.b64encode(self.svg.encode()).decode()
+        return (
+            f'<img alt="{html.escape(self.alt)}" src="data:image/svg+xml;base64,{source}" '
+            'style="max-width:100%;height:auto">'
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": self.text}
+
+
+class Table:
+    """Rows under a heading, as HTML in a notebook and as aligned text everywhere else.
+
+    Args:
+        columns: the heads of the columns.
+        rows: one sequence of cells for each row. Whole numbers get thousands separators and stand to the right.
+        caption: a sentence above the table.
+
+    Example:
+        >>> Table(["operator", "bytes"], [["relu", 400_000_000], ["relu_", 0]], caption="What each allocated")
+        What each allocated
+        operator        bytes
+        relu      400,000,000
+        relu_               0
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, caption: str = ""):
+        self.columns, self.rows, self.caption = list(columns), [list(row) for row in rows], caption
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns: {row!r}")
+
+    @staticmethod
+    def _cell(value: Any) -> str:
+        return f"{value:,}" if isinstance(value, numbers.Integral) and not isinstance(value, bool) else str(value)
+
+    def _right(self, column: int) -> bool:
+        values = [row[column] for row in self.rows]
+        return bool(values) and all(isinstance(v, numbers.Number) and not isinstance(v, bool) for v in values)
+
+    def __repr__(self) -> str:
+        cells = [self.columns, *([self._cell(v) for v in row] for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(self.columns))]
+        lines = [self.caption] if self.caption else []
+        for line in cells:
+            aligned = (c.rjust(w) if self._right(i) else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths)))
+            lines.append("  ".join(aligned).rstrip())
+        return "\n".join(lines)
+
+    @property
+    def html(self) -> str:
+        """The table without colours of its own, so that it follows the reader's theme."""
+        align = ["right" if self._right(i) else "left" for i in range(len(self.columns))]
+
+        def line(tag: str, cells: Iterable[str]) -> str:
+            scope = ' scope="col"' if tag == "th" else ""
+            return "".join(
+                f'<{tag}{scope} style="text-align:{a}">{html.escape(c)}</{tag}>' for a, c in zip(align, cells)
+            )
+
+        caption = f'<caption style="text-align:left">{html.escape(self.caption)}</caption>' if self.caption else ""
+        body = "".join(f"<tr>{line('td', map(self._cell, row))}</tr>" for row in self.rows)
+        return f"<table>{caption}<thead><tr>{line('th', self.columns)}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": repr(self)}
+
+
+class LiveOutput:
+    """One place under the cell that is redrawn while the cell runs. Outside a notebook it stays silent.
+
+    Frames are light inline SVG: what the running session itself makes is trusted, and replacing an inline picture does
+    not flicker as reloading an ``<img>`` does. `finish` replaces the last frame by a `Picture`, which is what the saved
+    file keeps.
+    """
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._handle: Any = None
+
+    def frame(self, svg: str, alt: str) -> None:
+        """Draws one frame; ``svg`` gets ``role="img"`` and ``alt`` as its label."""
+        labelled = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
+        self._publish({"text/html": labelled, "text/plain": alt})
+        self.frames += 1
+
+    def finish(self, picture: Picture) -> None:
+        """Leaves ``picture`` in the output and in the saved notebook."""
+        self._publish(picture._repr_mimebundle_())
+
+    def _publish(self, bundle: dict[str, str]) -> None:
+        if not in_notebook():
+            return
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
