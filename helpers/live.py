@@ -1,0 +1,181 @@
+"""What does memory do while the cell runs? Draws a `MemoryTracker` as it moves, and leaves a finished picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ._memory_picture import Bracket, Curve, Marker, memory_svg
+from ._timeline import Replay
+from .display import GROUPS, LiveOutput, Picture, exact_bytes, round_bytes
+from .memory import MemoryTracker
+
+_SECONDS_A_FRAME = 0.1
+
+
+def curve_of(tracker: MemoryTracker) -> Curve:
+    """Live bytes by group of a whole run, from what existed before its first event on."""
+    curve, replay = Curve(), tracker._replay()
+    _begin(curve, replay, tracker)
+    _extend(curve, replay)
+    return curve
+
+
+def _begin(curve: Curve, replay: Replay, tracker: MemoryTracker) -> None:
+    curve.add(0, replay.state_after(tracker._start - 1).totals)
+
+
+def _extend(curve: Curve, replay: Replay) -> None:
+    for event in replay.events():
+        curve.add(event.operator, event.groups, event.allocated, event.reserved)
+
+
+def brackets_of(tracker: MemoryTracker) -> list[Bracket]:
+    """The phases of a run as operator numbers, outermost first."""
+    log, start = tracker._log, tracker._start
+    brackets: list[Bracket] = []
+    for name, first, last in sorted(tracker.phases, key=lambda p: (p[1], -p[2])):
+        if first < last:
+            depth = sum(1 for other in tracker.phases if other[1] <= first and last <= other[2]) - 1
+            brackets.append(Bracket(name, log[start + first][1], log[start + last - 1][1], depth))
+    return brackets
+
+
+def finding(tracker: MemoryTracker, curve: Curve) -> str:
+    """The title of a finished picture: what the run showed, worked out from its figures."""
+    saved = list(GROUPS).index("saved activations")
+    by_phase: dict[str, tuple[int, int]] = {}
+    for bracket in brackets_of(tracker):
+        inside = [p[1][saved] for p in curve.points if bracket.first <= p[0] <= bracket.last]
+        if inside and bracket.depth == 0:
+            by_phase[bracket.name] = inside[0], inside[-1]
+    names = list(by_phase)
+    for number, name in enumerate(names[:-1]):
+        held, (then, left) = by_phase[name][1], by_phase[names[number + 1]]
+        if held > 0 and then >= held > 2 * left:
+            return f"{names[number + 1].capitalize()} frees the {round_bytes(held)} that {name} saved for it"
+    peak = tracker.peak
+    if peak is None:
+        return f"Nothing rises above the {round_bytes(tracker.start_bytes)} of the start"
+    where = f" in {peak.phase}" if peak.phase else ""
+    return f"The peak is {round_bytes(tracker.peak_bytes)}{where}, {round_bytes(_rise(tracker))} over the start"
+
+
+def _rise(tracker: MemoryTracker) -> int:
+    return tracker.peak_bytes - tracker.start_bytes
+
+
+def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, title: str | None = None) -> Picture:
+    """Draws a run: bands of live bytes over operators, phases, and the peak with the line of code that made it.
+
+    Args:
+        tracker: the run, finished or still going on.
+        before: an earlier run, laid over as an outline; the difference of the peaks is written out.
+        title: the finding in one sentence, if you know better than the picture does.
+
+    Returns:
+        A `Picture`; its ``data`` are the curve, the phases and the peak `Event`.
+
+    Example:
+        >>> import torch
+        >>> with MemoryTracker() as tracker:
+        ...     kept = torch.zeros(1024).exp()
+        >>> draw_memory(tracker)  # doctest: +ELLIPSIS
+        The peak is 8.00 KiB, 8.00 KiB over the start. ...
+    """
+    curve, peak = curve_of(tracker), tracker.peak
+    old = curve_of(before) if before is not None else None
+    heading = title or finding(tracker, curve)
+    figures = (
+        f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)},  "
+        f"end {round_bytes(tracker.live_bytes)}"
+    )
+    if before is not None:
+        change = tracker.peak_bytes - before.peak_bytes
+        figures += f",  peak {'+' if change >= 0 else ''}{round_bytes(change)} against the run before"
+    marker = None
+    if peak is not None:
+        line = f", {peak.line}" if peak.line else ""
+        marker = Marker(peak.operator, tracker.peak_bytes, f"peak {round_bytes(tracker.peak_bytes)}: {peak.op}{line}")
+    brackets = brackets_of(tracker)
+    svg = memory_svg(curve, title=heading, figures=figures, brackets=brackets, peak=marker, before=old)
+    return Picture(svg, alt=_in_words(tracker, heading, figures, marker), data={"curve": curve, "peak": peak})
+
+
+def _in_words(tracker: MemoryTracker, heading: str, figures: str, marker: Marker | None) -> str:
+    at_peak = ", ".join(f"{group} {exact_bytes(n)}" for group, n in tracker.at_peak.items() if n)
+    words = f"{heading}. Live memory over {tracker.operators:,} operators: {' '.join(figures.split())}."
+    if marker is not None:
+        words += f" {marker.text[0].upper()}{marker.text[1:]}."
+    return f"{words} Alive at the peak: {at_peak or 'nothing'}."
+
+
+class LiveMemoryPlot:
+    """Draws a running `MemoryTracker` under the cell, about ten times a second, and leaves a finished picture.
+
+    Frames are drawn by the work itself, between two operators, never by another thread, so they also move where a
+    thread's drawings are not shown (Colab), and a frame never tells of a moment that was not. Interrupting the kernel
+    leaves the picture of what had run; an exception of yours passes through.
+
+    Args:
+        tracker: a `MemoryTracker`, entered before.
+        title: see `draw_memory`.
+        before: see `draw_memory`.
+
+    Attributes:
+        frames: how many frames were drawn while the work ran.
+        picture: the finished `Picture`, after the block.
+
+    Example:
+        >>> import torch
+        >>> with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        ...     kept = torch.zeros(1024)
+        >>> plot.picture.alt.startswith("The peak is 4.00 KiB")
+        True
+    """
+
+    def __init__(self, tracker: MemoryTracker, *, title: str | None = None, before: MemoryTracker | None = None):
+        if not isinstance(tracker, MemoryTracker):
+            raise TypeError(
+                f"expected a MemoryTracker, got {type(tracker).__name__}: "
+                "with MemoryTracker(model) as tracker, LiveMemoryPlot(tracker): ..."
+            )
+        self.tracker, self.title, self.before = tracker, title, before
+        self.picture: Picture | None = None
+        self._output = LiveOutput()
+        self._curve = Curve()
+        self._replay = Replay(tracker._log, tracker._marks)
+        self._due = 0.0
+        self._previous: Callable[[], None] | None = None
+
+    @property
+    def frames(self) -> int:
+        return self._output.frames
+
+    def __enter__(self) -> LiveMemoryPlot:
+        self._previous, self.tracker.listener = self.tracker.listener, self._event
+        _begin(self._curve, self._replay, self.tracker)
+        self._frame()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.tracker.listener = self._previous
+        self.picture = draw_memory(self.tracker, title=self.title, before=self.before)
+        self._output.finish(self.picture)
+
+    def _event(self) -> None:
+        if self._previous is not None:
+            self._previous()
+        if time.monotonic() >= self._due:
+            self._frame()
+
+    def _frame(self) -> None:
+        _extend(self._curve, self._replay)
+        tracker = self.tracker
+        phase = tracker._phase_names[-1]
+        figures = f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)} so far"
+        words = f"Now {round_bytes(tracker.live_bytes)}" + (f" in {phase}" if phase else "")
+        svg = memory_svg(self._curve, title=words, figures=figures, brackets=brackets_of(tracker))
+        self._output.frame(svg, f"{words}; {' '.join(figures.split())}")
+        self._due = time.monotonic() + _SECONDS_A_FRAME
