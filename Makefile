@@ -8,7 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --constraint constraints.txt
 READY := $(VENV)/tensor-lab-ready
-CHAPTERS := notebooks/*.ipynb
+TRUSTED := $(VENV)/tensor-lab-trusted
 
 # Signatures, connection files and history stay inside the checkout, and a start-up file of the reader's own IPython
 # cannot change what a chapter shows.
@@ -29,14 +29,17 @@ define LAB_DEFAULTS
 endef
 export LAB_DEFAULTS
 
-lab: $(READY)
+lab: $(TRUSTED)
 	@mkdir -p $(VENV)/etc/jupyter/labconfig
 	@printf '%s\n' "$$LAB_DEFAULTS" > $(VENV)/etc/jupyter/labconfig/default_setting_overrides.json
-	@# A fresh clone is untrusted, and JupyterLab hides the SVG pictures of untrusted notebooks.
-	@$(JUPYTER) $(PY) -m nbformat.sign $(CHAPTERS) > /dev/null
 	@root=; [ "$$(id -u)" -ne 0 ] || root=--allow-root; \
 	$(JUPYTER) exec $(PY) -m jupyterlab $$root --ServerApp.ip=127.0.0.1 --ServerApp.root_dir='$(CURDIR)' \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+
+# A fresh clone is untrusted, and JupyterLab hides the SVG pictures of untrusted notebooks.
+$(TRUSTED): $(READY) $(wildcard notebooks/*.ipynb)
+	@$(JUPYTER) $(PY) -m nbformat.sign --log-level=ERROR $(wildcard notebooks/*.ipynb) > /dev/null
+	@touch $@
 
 # One pytest run for unit tests, browser tests and chapters: they share two workers, and coverage is one number.
 test: $(READY)

@@ -34,6 +34,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 # A widget lives in a running kernel, and its repr is noise that differs between ipywidgets 7 and 8; tests/nbval.cfg
 # turns that repr into the same words.
 WIDGET_TEXT = "(an interactive control: run the cell to use it)"
+LONGEST_CELL = 600  # seconds; far more than any cell may take, so that only a cell that hangs meets it
 # What authors decide in a cell's metadata. The rest (timings, collapsed outputs, editor marks) is of one machine.
 KEPT_METADATA = ("tags", "jupyter", "cellView")
 
@@ -179,14 +180,20 @@ def execute(notebook: Any, path: Path) -> None:
     Raises:
         ChapterError: with the chapter, the cell and its error, if a cell fails and carries no tag "raises-exception".
     """
-    from jupyter_client import AsyncKernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    # Not the kernel spec named python3: where several environments are installed, that one may be any of them.
-    manager = AsyncKernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable
-    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(
+        notebook,
+        timeout=LONGEST_CELL,
+        resources={"metadata": {"path": str(path.parent)}},
+        extra_arguments=[
+            "--IPKernelApp.log_level=40"
+        ],  # errors; not that the connection to this machine is unencrypted
+    )
+    client.create_kernel_manager()
+    # Not whatever kernel is named python3: where several environments are installed, that may be any of them.
+    client.km.kernel_spec.argv[0] = sys.executable
     running = None
 
     def starts(cell: Any, cell_index: int) -> None:
@@ -201,7 +208,7 @@ def execute(notebook: Any, path: Path) -> None:
         if isinstance(error, CellExecutionError):
             what = f"{error.ename}: {error.evalue}"
         elif isinstance(error, CellTimeoutError):
-            what = "it ran for more than 600 s"
+            what = f"it ran for more than {LONGEST_CELL} s"
         else:
             what = "the kernel died (out of memory?)"
         where = f"the cell with id {running['id']!r}" if running is not None else "the start"

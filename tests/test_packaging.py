@@ -273,10 +273,11 @@ def test_torch_index_comes_first_and_for_torch_alone(played):
 
 def test_lab_opens_the_first_chapter_on_this_machine_only(played):
     played.python()
+    (played.folder / "notebooks" / "00_start_here.ipynb").touch()
     done = played.make("lab", "LAB_ARGS=--no-browser")
     assert done.returncode == 0, done.stderr
     *_, trust, lab = played.calls
-    assert trust.startswith("-m nbformat.sign ")
+    assert re.fullmatch(r"-m nbformat\.sign (--\S+ )*notebooks/00_start_here\.ipynb", trust)
     words = lab.split()
     assert words[:2] == ["-m", "jupyterlab"]
     assert "--ServerApp.ip=127.0.0.1" in words
@@ -284,6 +285,8 @@ def test_lab_opens_the_first_chapter_on_this_machine_only(played):
     assert words[-1] == "--no-browser"
     assert "token" not in lab and "password" not in lab  # Jupyter's own token stays on
     assert ("--allow-root" in words) == (os.getuid() == 0)
+    played.make("lab")
+    assert [call.split()[1] for call in played.calls] == ["jupyterlab"]  # a second call has nothing else to do
 
 
 def test_the_first_python_that_will_do_is_taken(played):
