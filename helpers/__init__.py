@@ -1,1 +1,35 @@
-"""helpers: what the notebooks of Tensor Memory Lab measure with."""
+"""helpers: what the notebooks of Tensor Memory Lab measure with. One module, one question; this is the map.
+
+Names load when they are first used, so ``import helpers`` costs nothing and needs nothing installed.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_MAP = {
+    "setup": "environment",  # the card: torch, device, widgets, graph renderer
+    "MemoryTracker": "memory",  # live bytes over a block, event by event
+    "measure_memory": "memory",  # what one call retains, and its peak
+    "LiveMemoryPlot": "live",  # a tracker drawn while it runs
+    "draw_memory": "live",  # a tracker drawn afterwards
+    "draw_graph": "graph",  # what backward will walk, and what it keeps
+    "predict": "exercises",  # answer first, then run
+    "check": "exercises",  # is the exercise solved, and if not, which property failed?
+    "progress": "exercises",  # what was answered and passed so far
+    "Table": "display",  # rows under a heading
+    "exact_bytes": "display",  # 400,000,000 B
+    "round_bytes": "display",  # 381.47 MiB
+}
+
+__all__ = sorted(_MAP)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MAP:
+        raise AttributeError(f"helpers has no {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(f"helpers.{_MAP[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -96,6 +96,11 @@ class Replay:
             self._play(self._next_event, self.log[self._next_event])
         return self
 
+    def settled(self) -> Replay:
+        """Applies what was learnt after the last event."""
+        self._apply_marks(float("inf"))
+        return self
+
     def storages(self) -> list[Alive]:
         """What is alive now, largest first."""
         found = []

@@ -474,6 +474,14 @@ class MemoryTracker(TorchDispatchMode):
         return self.timeline[self._peak - 1 - self._start] if self._peak > self._start else None
 
     @property
+    def groups(self) -> dict[str, int]:
+        """Group -> bytes alive now; after the block, at its end."""
+        replay = self._replay()
+        for _ in replay.events():
+            pass
+        return dict(replay.settled().totals)
+
+    @property
     def at_peak(self) -> dict[str, int]:
         """Group -> bytes alive at the peak."""
         return dict(self._replay().state_after(self._peak - 1).totals)
@@ -484,6 +492,11 @@ class MemoryTracker(TorchDispatchMode):
         if not -1 <= index < count:
             raise ValueError(f"there is no event {index}: this timeline has {count}, numbered from 0 (-1 is the start)")
         return self._replay().state_after(self._start + index).storages()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from .live import draw_memory  # the drawer reads the recorder, so it cannot be imported before it
+
+        return draw_memory(self)._repr_mimebundle_()
 
     def __repr__(self) -> str:
         peak = self.peak
