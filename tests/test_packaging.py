@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 TOP_LEVEL = {
@@ -129,6 +130,19 @@ def test_constraints_are_what_is_installed(files):
     pins = parsed(line for line in files[1].splitlines() if line and not line.startswith("#"))
     here = {name: version(name).partition("+")[0] for name in pins}
     assert here == {name: str(pin.specifier).removeprefix("==") for name, pin in pins.items()}
+
+
+def refuse(pythons: dict[str, str | None], oldest: str) -> set[str]:
+    """Returns the packages, of name -> the Pythons it wants, that the Python version ``oldest`` cannot install."""
+    return {name for name, wants in pythons.items() if wants and not SpecifierSet(wants).contains(oldest)}
+
+
+def test_constraints_fit_the_oldest_python_to_the_last_digit(files):
+    # Debian 12 has Python 3.11.2, and a package may ask for more than the 3.11 on which the others agree.
+    oldest = files[0]["project"]["requires-python"].removeprefix(">=") + ".0"
+    pins = parsed(line for line in files[1].splitlines() if line and not line.startswith("#"))
+    assert refuse({name: metadata(name)["Requires-Python"] for name in pins}, oldest) == set()
+    assert refuse({"soupsieve": ">=3.11.5", "six": None, "torch": ">=3.10"}, "3.11.0") == {"soupsieve"}
 
 
 # What git holds.
