@@ -83,8 +83,10 @@ $(READY): pyproject.toml constraints.txt
 	  else echo "error: Python 3.11 or newer is needed and none was found (looked for: $(PYTHON)); install one, $$hint"; fi >&2; \
 	  exit 1; \
 	fi; \
-	echo "Making the environment in $(VENV) with $$found; PyTorch is the large part of the download"; \
-	$(PY) -c '' 2>/dev/null || "$$found" -m venv --clear $(VENV)
+	if $(PY) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo "Updating the environment in $(VENV)"; \
+	else echo "Making the environment in $(VENV) with $$found; PyTorch is the large part of the download"; \
+	  "$$found" -m venv --clear $(VENV); fi
 	@# First, and without its dependencies: that index need not have them in the versions that constraints.txt names.
 	@if [ -n "$(TORCH_INDEX)" ]; then $(PIP) --index-url "$(TORCH_INDEX)" --no-deps torch; fi
 	@$(PIP) --editable '.[lab,test,bench]'

@@ -267,8 +267,8 @@ def test_make_installs_once_and_again_when_a_file_changes(played):
     assert played.calls == []
     stamp = (played.folder / ".venv" / "tensor-lab-ready").stat().st_mtime
     os.utime(played.folder / "constraints.txt", (stamp + 5, stamp + 5))
-    played.make("env")
-    assert played.calls == [INSTALL]  # into the environment that is there
+    assert played.make("env").stdout == "Updating the environment in .venv\n"
+    assert played.calls == [INSTALL]
 
 
 def test_readme_gives_the_plain_command_that_make_runs(root):
