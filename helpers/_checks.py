@@ -1,0 +1,223 @@
+"""Which property of the reader's function failed? The framework under `helpers.exercises.check`.
+
+An `Exercise` calls the function once for each of its inputs, on fresh tensors, with the memory measured, and asks its
+properties in order. The expected values come from an independent computation and never from the function itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import linecache
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from helpers._predict_card import BOX, prose
+from helpers._properties import Property, Trial, describe
+
+
+@dataclass(frozen=True)
+class Case:
+    """An input: its name in words, what makes its arguments afresh, and the exception it must raise, if any."""
+
+    name: str
+    make: Callable[[], tuple]
+    raises: type[Exception] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A property that did not hold: what was asked, what was seen, on which input, and the hint."""
+
+    says: str
+    seen: str
+    case: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"It should {self.says}. Seen: {self.seen} (input: {self.case})."
+
+
+@dataclass
+class CheckResult:
+    """What `check` found; true when every property held on every input."""
+
+    name: str
+    failures: list[Failure] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    cases: int = 0
+    written: bool = True
+    task: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the function is written and no property failed."""
+        return self.written and not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """The state in two or three words."""
+        return "passed" if self.passed else "not there yet" if self.written else "not written yet"
+
+    def __bool__(self) -> bool:  # so that `assert check(fn)` means what it says
+        return self.passed
+
+    @property
+    def headline(self) -> str:
+        """The first sentence of the card."""
+        if not self.written:
+            return f"{self.name}: not written yet. It should {self.task}."
+        if self.passed:
+            return f"{self.name}: passed, on {self.cases} inputs."
+        return f"{self.name}: not there yet."
+
+    def __repr__(self) -> str:
+        lines = [self.headline]
+        for failure in self.failures:
+            lines.append(f"  failed: {failure}")
+            if failure.hint:
+                lines.append(f"          {failure.hint}")
+        lines += [f"  holds:  It should {says}." for says in self.held]
+        return "\n".join(lines)
+
+    @property
+    def html(self) -> str:
+        """The card."""
+
+        def item(answer: str, text: str) -> str:
+            return f'<li style="margin:2px 0"><strong>{answer}:</strong> {text}</li>'
+
+        rows = []
+        for f in self.failures:
+            hint = f"<br><em>{prose(f.hint)}</em>" if f.hint else ""
+            seen = f"Seen: {prose(f.seen)} (input: {prose(f.case)})."
+            rows.append(item("Failed", f"It should {prose(f.says)}.<br>{seen}{hint}"))
+        rows += [item("Holds", f"It should {prose(says)}.") for says in self.held]
+        items = f'<ul style="margin:4px 0 0">{"".join(rows)}</ul>' if rows else ""
+        return f'<div style="{BOX}"><strong>{prose(self.headline)}</strong>{items}</div>'
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": repr(self)}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What a function must do, on which inputs, and how that is known.
+
+    Attributes:
+        name: the function's name.
+        task: what it does, as "It should ..." continues.
+        parameters: the names of its parameters, in order.
+        cases: the inputs.
+        expect: given copies of the arguments, a mapping of what must come out: `RETURNED` for the result, a parameter's
+            name for what it must hold afterwards. It is a second way to the answer, not the solution.
+        properties: what is asked, the plain things first.
+    """
+
+    name: str
+    task: str
+    parameters: tuple[str, ...]
+    cases: Sequence[Case]
+    expect: Callable[..., Mapping[str, Any]]
+    properties: Sequence[Property]
+
+    def check(self, fn: Callable) -> CheckResult:
+        """Calls ``fn`` on every input and asks every property, each reported at its first failure."""
+        result = CheckResult(self.name, cases=len(self.cases), task=self.task)
+        failed: dict[str, Failure] = {}
+        asked: dict[str, bool] = {}
+        for case in self.cases:
+            trial = self._trial(case)
+            problem = self._call(fn, case, trial)
+            if problem == "stub":
+                return CheckResult(self.name, written=False, task=self.task)
+            if problem is not None:
+                failed.setdefault(problem.says, problem)
+                continue
+            if case.raises is not None:
+                asked[f"raise {case.raises.__name__} for {case.name}"] = True
+                continue
+            for p in self.properties:
+                asked[p.says] = True
+                seen = p.test(trial)
+                if seen is not None:
+                    failed.setdefault(p.says, Failure(p.says, seen, case.name, p.hint))
+                    if p.decisive:
+                        break
+        result.failures = list(failed.values())
+        result.held = [says for says in asked if says not in failed]
+        return result
+
+    def _trial(self, case: Case) -> Trial:
+        args = dict(zip(self.parameters, case.make(), strict=True))
+        before = {name: _copy(a) for name, a in args.items()}
+        memory = {name: a.detach() for name, a in args.items() if isinstance(a, torch.Tensor)}
+        expected = {} if case.raises else dict(self.expect(**{name: _copy(a) for name, a in args.items()}))
+        return Trial(args, before, memory, expected)
+
+    def _call(self, fn: Callable, case: Case, trial: Trial) -> Failure | str | None:
+        from helpers.memory import measure_memory
+
+        try:
+            measured = measure_memory(fn, *trial.args.values())
+        except NotImplementedError as error:
+            return "stub" if _raised_by_hand(error, fn) else self._raised(error, fn, case)
+        except Exception as error:  # the reader's exception belongs on the card, with its line
+            if case.raises is None or not isinstance(error, case.raises):
+                return self._raised(error, fn, case)
+            return None
+        else:
+            trial.result = measured.result
+            trial.peak_bytes, trial.retained_bytes = measured.peak_bytes, measured.retained_bytes
+            if trial.result is ... or trial.result is NotImplemented or (trial.result is None and does_nothing(fn)):
+                return "stub"
+            if case.raises is not None:
+                wanted = case.raises.__name__
+                return Failure(f"raise {wanted} for {case.name}", f"it returned {describe(trial.result)}", case.name)
+        return None
+
+    @staticmethod
+    def _raised(error: Exception, fn: Callable, case: Case) -> Failure:
+        return Failure("run without an exception", what_went_wrong(error, fn), case.name)
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+def what_went_wrong(error: BaseException, fn: Callable) -> str:
+    """Returns type, message and, where it is known, the line of ``fn``'s own file in which ``error`` arose."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    own = getattr(getattr(fn, "__code__", None), "co_filename", None)
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    if not lines:
+        return text
+    source = linecache.getline(own, lines[-1].lineno).strip()
+    return f"{text} (line {lines[-1].lineno}{f': `{source}`' if source else ''})"
+
+
+def does_nothing(fn: Callable) -> bool:
+    """Whether ``fn``'s body is only ``pass``, ``...``, a docstring or ``return None``: a stub still untouched."""
+    idle = {"RESUME", "NOP", "LOAD_CONST", "POP_TOP", "RETURN_VALUE", "RETURN_CONST"}
+    code = getattr(fn, "__code__", None)
+    return code is not None and all(i.opname in idle for i in dis.get_instructions(code))
+
+
+def _raised_by_hand(error: NotImplementedError, fn: Callable) -> bool:
+    """Whether ``fn`` says `raise NotImplementedError` itself; PyTorch raises it too, for operators a device lacks."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = getattr(fn, "__code__", None)
+    if trace is None or trace.tb_frame.f_code is not code:
+        return False
+    return any(i.offset == trace.tb_lasti and i.opname == "RAISE_VARARGS" for i in dis.get_instructions(code))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return copy.deepcopy(value)

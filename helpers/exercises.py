@@ -1,0 +1,348 @@
+"""Can I say beforehand what happens, and can I write it myself? `predict` and `check`.
+
+A prediction never holds the right answer: the code runs after the reader has committed, and what it measures decides.
+An exercise is checked property by property, so that the reader hears which one failed and not only that an assertion
+did. What was answered and passed lives in the running kernel alone; nothing is stored outside the notebook.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from helpers import _checks_04, _predict_card
+from helpers._checks import CheckResult, Exercise, what_went_wrong
+from helpers.display import Table, exact_bytes, in_notebook, round_bytes
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+EXERCISES: dict[str, Exercise] = {e.name: e for e in (*_checks_04.EXERCISES,)}
+
+# This kernel's answers, in the order of the chapter: a cell that runs again keeps its place and starts anew.
+_predictions: dict[str, Prediction] = {}
+_results: dict[str, CheckResult] = {}
+
+
+def predict(
+    question: str,
+    options: Mapping[Any, str] | Sequence[Any],
+    run: Callable[[], Any],
+    why: Mapping[Any, str] | str | Callable[[Any], str] | None = None,
+    *,
+    key: Callable[[Any], Any] | None = None,
+    unit: str = "B",
+    code: str | None = None,
+    height: int = 0,
+) -> Prediction:
+    """Asks first and measures then: the reader commits to an answer, `run` runs, and its result decides.
+
+    Args:
+        question: what will happen? Words between backticks are shown as code.
+        options: the answers to choose from, each mapped to the sentence for the belief behind choosing it wrongly.
+            Every option needs its own, the one you expect to be right too: what is right is measured on the reader's
+            machine. A plain sequence of answers will do where ``why`` holds these sentences.
+        run: called with nothing once the reader has committed; its text is shown with the question. Let it return what
+            it found: what it prints is not part of the card.
+        why: either the sentences (option to sentence) for a sequence of options, or what to say about the measured
+            result whatever was predicted: a sentence, or a function which makes it from what `run` returned.
+        key: makes the deciding value from what `run` returned, say ``lambda m: m.peak_bytes``. What `run` returned then
+            also shows itself under the verdict if it is a picture or a table. It is not kept: it may hold memory.
+        unit: what whole numbers count, ``"B"`` for bytes (shown in MiB too), ``""`` for mere numbers.
+        code: the snippet to show where `run` is not its own best text.
+        height: px to keep free for what `run` shows, so that nothing below moves when it appears.
+
+    Returns:
+        A `Prediction`. As the last value of a cell it shows its card.
+
+    Raises:
+        TypeError: `run`, ``key``, ``options`` or ``question`` is not of the kind above.
+        ValueError: fewer than two options, one twice, None as one, or one without a sentence of its own.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(1000)
+        >>> p = predict(
+        ...     "How many bytes does the storage under `x[:10]` have?",
+        ...     {40: "A slice has a shape of its own but no memory.", 4000: "A view keeps the whole storage."},
+        ...     run=lambda: x[:10].untyped_storage().nbytes(),
+        ... )
+        >>> p.commit(40).right, p.measured, p.explanation
+        (False, 4000, 'A slice has a shape of its own but no memory.')
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise TypeError(f"question: expected a sentence, got {question!r}")
+    for name, function in (("run", run), *((("key", key),) if key is not None else ())):
+        if not callable(function):
+            raise TypeError(
+                f"{name}: expected a function, got {function!r}. The code must run after the reader's answer, "
+                f"so pass it uncalled: {name}=lambda{'' if name == 'run' else ' result'}: ..."
+            )
+    prediction = Prediction(question, *_read_options(options, why), run, why, key, unit, code, height)
+    _predictions[question] = prediction
+    return prediction
+
+
+def _read_options(options: Any, why: Any) -> tuple[list[Any], list[str]]:
+    if not (why is None or isinstance(why, (Mapping, str)) or callable(why)):
+        raise TypeError(f"why: expected a sentence, a function that makes one, or a mapping of options, got {why!r}")
+    if isinstance(options, Mapping):
+        if isinstance(why, Mapping):
+            raise ValueError("both options and why hold sentences; give them once, or let why speak of the result")
+        answers, sentences = list(options), list(options.values())
+    elif isinstance(options, Sequence) and not isinstance(options, (str, bytes)):
+        answers = list(options)
+        if why is not None and not isinstance(why, Mapping):
+            why = None  # a sentence about the result, which says nothing of any option
+        extra = [a for a in (why or {}) if not any(_same(a, b) for b in answers)]
+        if extra:
+            raise ValueError(f"why has a sentence for {extra[0]!r}, which is not one of the options {answers!r}")
+        sentences = [next((s for a, s in (why or {}).items() if _same(a, option)), None) for option in answers]
+    else:
+        raise TypeError(
+            f"options: expected a mapping of answers to sentences, or a list of answers, got {type(options).__name__}"
+        )
+    if len(answers) < 2:
+        raise ValueError(f"a prediction needs at least two options to choose from, got {answers!r}")
+    for i, (answer, sentence) in enumerate(zip(answers, sentences, strict=True)):
+        if answer is None:
+            raise ValueError("None means 'not answered yet' and cannot be an option: use the string 'None'")
+        if any(_same(answer, other) for other in answers[:i]):
+            raise ValueError(f"the option {answer!r} is there twice: {answers!r}")
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(
+                f"the option {answer!r} has no sentence for the belief behind choosing it wrongly. Each needs one, "
+                "since which one is right is only known after measuring: options={option: sentence, ...}"
+            )
+        if sentence in sentences[:i]:
+            raise ValueError(f"the option {answer!r} shares its sentence with another; give each belief its own")
+    return answers, sentences
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two answers are the same: True is not 1, and floats need not agree to the last bit."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, numbers.Real) and isinstance(b, numbers.Real):
+        return a == b or (float in (type(a), type(b)) and math.isclose(a, b, rel_tol=1e-9))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _plain(value: Any) -> Any:
+    """Returns what was measured as a plain Python value, which holds no memory and has one meaning of ``==``."""
+    if isinstance(value, torch.Size):
+        return tuple(value)
+    if hasattr(value, "numel") or hasattr(value, "ndim"):  # a tensor, an array, a NumPy scalar
+        if getattr(value, "ndim", 0) or not hasattr(value, "item"):
+            raise TypeError(
+                f"run returned a {type(value).__name__} of shape {tuple(value.shape)}; a prediction is decided by one "
+                "value: return that, or pass key= to make it from what run returned"
+            )
+        return value.item()
+    if value is None:
+        raise TypeError("run returned None; it must return what it measured (is a `return` missing?)")
+    return value
+
+
+class Prediction:
+    """One question, its options and, after the run, what was measured. Made by `predict`.
+
+    Attributes:
+        question, options, code: what is asked, the answers to choose from, the code that will run.
+        beliefs: option to the sentence for the belief behind choosing it wrongly.
+        answer: what the reader committed to; None before.
+        measured: what the run gave; None before.
+        outcome: the option that this is; None before, and when it is none of them.
+        right: whether ``answer`` is ``outcome``; None before, and after `show`.
+        explanation: after a wrong answer the sentence behind it, after a right one what ``why`` says of the result.
+        error: type and message if the code raised, else "".
+    """
+
+    def __init__(self, question, options, sentences, run, why, key, unit, code, height):
+        self.question, self.options, self.run, self.key = question, tuple(options), run, key
+        self.beliefs = _Beliefs(options, sentences)
+        self.why = None if isinstance(why, Mapping) else why
+        self.unit, self.height = unit, height
+        self.code = _predict_card.source_of(run) if code is None else code
+        self._card: _predict_card.Card | None = None
+        self._reset(None)
+        labels = [self.label(o) for o in self.options]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"two options read the same: {labels}; write them so that the reader can tell them apart")
+
+    def _reset(self, answer: Any) -> None:
+        self.answer, self.measured, self.outcome, self.right = answer, None, None, None
+        self.explanation = self.note = self.shown = self.error = ""
+
+    def commit(self, option: Any) -> Prediction:
+        """Commits to ``option``, runs the code and lets the result decide; returns the prediction itself.
+
+        Raises:
+            ValueError: ``option`` is not one of the options.
+            Exception: whatever the code raises. Under the button it is shown in the card instead.
+        """
+        answer = next((o for o in self.options if _same(o, option)), None)
+        if answer is None:
+            raise ValueError(f"{option!r} is not one of the options; choose one of {list(self.options)!r}")
+        return self._run(answer)
+
+    def show(self) -> Prediction:
+        """Runs the code without an answer, as the button "Show me" does; returns the prediction itself."""
+        return self._run(None)
+
+    def _run(self, answer: Any) -> Prediction:
+        self._reset(answer)
+        if self._card is not None:
+            self._card.busy()
+        try:
+            result = self.run()
+            measured = _plain(result if self.key is None else self.key(result))
+            note = self.why(result) if callable(self.why) else self.why or ""
+            if not isinstance(note, str):
+                raise TypeError(f"why must return a sentence about the result, it returned {note!r}")
+            self.shown = _predict_card.shown(result) if self.key is not None else ""
+        except BaseException as error:  # an interrupt too: the card must not stay at "running"
+            self._reset(answer)
+            self.error = what_went_wrong(error, self.run)  # text only: the traceback would keep the run's tensors alive
+            raise
+        else:
+            self.note = note
+            self._judge(measured)
+        finally:
+            if self._card is not None:
+                self._card.refresh()
+        return self
+
+    def _judge(self, measured: Any) -> None:
+        self.measured = measured
+        self.outcome = next((o for o in self.options if _same(o, measured)), None)
+        self.right = None if self.answer is None else self.outcome is not None and _same(self.answer, self.outcome)
+        if self.outcome is None:
+            self.explanation = (
+                f"This is none of the options ({type(measured).__name__} {measured!r}), so the question is at fault "
+                "and not the answer. Please tell us, with what setup() shows."
+            )
+        elif self.right is False:
+            self.explanation = self.beliefs[self.answer]
+        else:
+            self.explanation = self.note
+
+    def is_answer(self, option: Any) -> bool:
+        """Whether the reader committed to ``option``."""
+        return self.answer is not None and _same(self.answer, option)
+
+    def label(self, value: Any) -> str:
+        """Returns ``value`` as the card writes it."""
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            if self.unit != "B":
+                return f"{value:,} {self.unit}".strip()
+            return exact_bytes(value) + (f" ({round_bytes(value)})" if abs(value) >= 1024 else "")
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    @property
+    def card(self) -> _predict_card.Card:
+        """The widgets, made at the first use: ``card.choice``, ``card.commit``, ``card.show``, ``card.result``."""
+        if self._card is None:
+            self._card = _predict_card.Card(self)
+        return self._card
+
+    @property
+    def html(self) -> str:
+        """The card without a kernel: what GitHub and the saved notebook show."""
+        return _predict_card.as_html(self)
+
+    def __repr__(self) -> str:
+        return _predict_card.as_text(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        # Our own bundle, not the box's: ipywidgets 7 displays by side effect, and neither version leaves HTML behind
+        # for the saved file. JupyterLab takes the widget while its model lives, everything else takes the HTML.
+        bundle: dict[str, Any] = {"text/html": self.html, "text/plain": repr(self)}
+        if in_notebook():
+            try:
+                box = self.card.box
+            except ImportError:  # text and HTML still ask the question, .commit answers it
+                return bundle
+            bundle[WIDGET_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
+        return bundle
+
+
+class _Beliefs:
+    """A mapping of options to sentences by `_same`, since a dict cannot tell True from 1 nor hold a list."""
+
+    def __init__(self, options: Sequence[Any], sentences: Sequence[str]):
+        self._pairs = list(zip(options, sentences, strict=True))
+
+    def __getitem__(self, option: Any) -> str:
+        for other, sentence in self._pairs:
+            if _same(other, option):
+                return sentence
+        raise KeyError(option)
+
+    def values(self) -> list[str]:
+        return [sentence for _, sentence in self._pairs]
+
+
+def check(fn: Callable, name: str | None = None) -> CheckResult:
+    """Runs an exercise's function on several inputs and says which property failed, in words.
+
+    Args:
+        fn: the reader's function, under the exercise's name.
+        name: the exercise, where the function is called otherwise.
+
+    Returns:
+        A `CheckResult` with ``passed`` and ``failures``; it shows as a card and is true when everything held. What the
+        function raises is reported in it, not raised.
+
+    Raises:
+        TypeError: ``fn`` is not a function (the result of a call, say).
+        ValueError: there is no exercise of that name.
+
+    Example:
+        >>> def relu_without_growth(x):
+        ...     return x.relu_()
+        >>> check(relu_without_growth).passed
+        True
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"check: expected the function itself, got a {type(fn).__name__}: write check(name), not check(name(x))"
+        )
+    name = name or getattr(fn, "__name__", "")
+    if name not in EXERCISES:
+        near = difflib.get_close_matches(name, EXERCISES, n=1)
+        raise ValueError(
+            f"there is no exercise called {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
+            f"The exercises are: {', '.join(sorted(EXERCISES))}"
+        )
+    _results[name] = EXERCISES[name].check(fn)
+    return _results[name]
+
+
+def progress() -> Table:
+    """Returns what this kernel saw of the chapter: each prediction, each exercise. Stored nowhere else.
+
+    Run its cell again after answering; a prediction not yet run does not give its result away.
+    """
+    made = [p for p in _predictions.values() if p.right is not None]
+    right, passed = sum(p.right for p in made), sum(r.passed for r in _results.values())
+    rows = [["prediction", p.question.replace("`", ""), _state(p)] for p in _predictions.values()]
+    rows += [["exercise", name, r.verdict] for name, r in _results.items()]
+    return Table(
+        ["", "what", "so far"],
+        rows,
+        caption=f"Predictions made: {len(made)} of {len(_predictions)}, {right} as measured. "
+        f"Exercises passed: {passed} of {len(_results)}. Run this cell again to count anew.",
+    )
+
+
+def _state(p: Prediction) -> str:
+    if p.measured is None:
+        return "stopped with an error" if p.error else "not made yet"
+    if p.right is None:
+        return "shown"
+    return "as measured" if p.right else "a surprise"
