@@ -103,16 +103,17 @@ if "google.colab" in sys.modules and not importlib.util.find_spec("helpers"):  #
     source = "{address}/archive/{REF}.zip"
     if subprocess.call([sys.executable, "-m", "pip", "install", "-q", "--no-deps", source]):
         raise RuntimeError(f"No answer from {{source}}: upload helpers/ from a clone (Files, at the left), run again")
-from helpers.environment import setup; setup()"""
+from helpers import setup; setup()"""
 
 
 def with_generated_cells(notebook: Any, path: Path) -> Any:
-    """Puts the generated cells of ``path`` into ``notebook``, in place; returns it. Unchanged cells keep outputs."""
+    """Puts the generated cells of ``path`` into ``notebook``, in place; returns it. Their outputs stay."""
     new = generated_cells(path)
     old = {cell.get("id"): cell for cell in notebook.cells if cell.get("id") in GENERATED}
     for name, cell in new.items():
         previous = old.get(name)
-        if cell.cell_type == "code" and previous is not None and previous.source == cell.source:
+        # Also of a cell that changed: a new address or revision in it does not change the card that it shows.
+        if cell.cell_type == "code" and previous is not None:
             cell.outputs, cell.execution_count = previous.outputs, previous.execution_count
     own = [cell for cell in notebook.cells if cell.get("id") not in GENERATED]
     notebook.cells = [own[0], new["nav-top"], new["bootstrap"], *own[1:], new["nav-bottom"]]

@@ -20,7 +20,7 @@ FAKE_SETUP = "def setup():\n    return 'the card'\n"
 def checkout(tmp_path, root):
     """A checkout with helpers that do nothing, and a function that adds a chapter of the given cells."""
     (tmp_path / "helpers").mkdir()
-    (tmp_path / "helpers" / "__init__.py").touch()
+    (tmp_path / "helpers" / "__init__.py").write_text("from helpers.environment import setup\n")
     (tmp_path / "helpers" / "environment.py").write_text(FAKE_SETUP)
     (tmp_path / "notebooks").mkdir()
     shutil.copy(root / "pyproject.toml", tmp_path)
@@ -108,6 +108,16 @@ def test_no_execute_keeps_the_outputs(checkout, make):
     cells = read(path).cells
     assert cells[3].outputs == [output]
     assert [cell.execution_count for cell in cells if cell.cell_type == "code"] == [1, 2]
+
+
+def test_a_new_revision_keeps_the_card(checkout, make, monkeypatch):
+    path = checkout.chapter("00_a.ipynb")
+    make.make(path)
+    monkeypatch.setattr(make, "REF", "v9")
+    assert make.make(path, run=False)
+    cell = read(path).cells[2]
+    assert "v9.zip" in cell.source
+    assert cell.outputs[0].data["text/plain"] == "'the card'"
 
 
 def test_check_names_stale_cells_and_changes_nothing(checkout, make, capsys):
@@ -224,15 +234,14 @@ def colab(make, monkeypatch, tmp_path):
     for name in [name for name in sys.modules if name.split(".")[0] == "helpers"]:
         monkeypatch.delitem(sys.modules, name)
     calls = []
-    played = SimpleNamespace(calls=calls, answer=0, there=False, module=ModuleType("helpers.environment"))
-    played.module.setup = lambda: "the card"
+    played = SimpleNamespace(calls=calls, answer=0, there=False, helpers=ModuleType("helpers"))
+    played.helpers.setup = lambda: "the card"
 
     def call(command):
         calls.append(command)
         played.there = played.answer == 0
         if played.there:
-            monkeypatch.setitem(sys.modules, "helpers", ModuleType("helpers"))
-            monkeypatch.setitem(sys.modules, "helpers.environment", played.module)
+            monkeypatch.setitem(sys.modules, "helpers", played.helpers)
         return played.answer
 
     monkeypatch.setattr(subprocess, "call", call)

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import helpers
+
 TOP_LEVEL = {
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile"),
     *("pyproject.toml", "constraints.txt", "environment.yml"),
@@ -180,9 +182,9 @@ def test_the_address_is_pyprojects_everywhere(root, make):
     assert other_addresses(f"https://colab.research.google.com/github/{fork}/blob", address) == {fork}
 
 
-def test_changelog_begins_with_this_version(root, files):
+def test_changelog_and_helpers_say_this_version(root, files):
     newest = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.M)
-    assert newest[1] == files[0]["project"]["version"]
+    assert newest[1] == helpers.__version__ == files[0]["project"]["version"]
 
 
 def chapter_table(readme: str) -> dict[str, bool]:
