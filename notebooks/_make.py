@@ -99,10 +99,10 @@ def bootstrap(address: str) -> str:
     # reason to touch what Colab ships; setup() adds by name what Colab lacks.
     return f"""\
 import importlib.util, pathlib, subprocess, sys; sys.path.insert(0, str(pathlib.Path("..").resolve()))
-if "google.colab" in sys.modules and not importlib.util.find_spec("helpers"):  # Colab opens this file alone
+if "google.colab" in sys.modules and not importlib.util.find_spec("helpers"):  # this file alone
     source = "{address}/archive/{REF}.zip"
     if subprocess.call([sys.executable, "-m", "pip", "install", "-q", "--no-deps", source]):
-        raise RuntimeError(f"No answer from {{source}}: upload helpers/ from a clone (Files, at the left), run again")
+        raise RuntimeError(f"No answer from {{source}}: upload helpers/ of a clone (Files, left); run again")
 from helpers import setup; setup()"""
 
 

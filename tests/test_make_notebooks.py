@@ -266,7 +266,7 @@ def test_bootstrap_on_colab_takes_the_archive_of_the_revision(make, colab):
 
 def test_bootstrap_without_an_answer_says_how_to_go_on(make, colab):
     colab.answer = 1
-    with pytest.raises(RuntimeError, match=r"No answer from \S+: upload helpers/ from a clone \(Files, at the left\)"):
+    with pytest.raises(RuntimeError, match=r"No answer from \S+: upload helpers/ of a clone \(Files, left\)"):
         exec(make.bootstrap(ADDRESS), {})
 
 
