@@ -122,7 +122,7 @@ def as_text(p: Prediction) -> str:
 def head_html(p: Prediction) -> str:
     """Returns question and code."""
     plain = "background:transparent;color:inherit"  # the reader's theme, light or dark
-    pre = f"margin:6px 0;padding:0 0 0 10px;border-left:3px solid #999;white-space:pre-wrap;line-height:1.4;{plain}"
+    pre = f"margin:6px 0;padding:0 0 0 10px;border-left:3px solid #999;white-space:pre-wrap;word-break:normal;line-height:1.4;{plain}"
     text = html.escape(p.code, quote=False)
     code = f'<pre style="{pre}"><code style="{plain};padding:0">{text}</code></pre>' if text else ""
     return f'<p style="margin:2px 0 6px"><strong>Predict, then run.</strong> {prose(p.question)}</p>{code}'
@@ -215,7 +215,7 @@ class Card:
     @staticmethod
     def _styled(body: str) -> str:
         # ipywidgets gives an HTML widget lines of 28 px, made for labels and not for sentences.
-        return f'<div style="line-height:1.5;white-space:normal;overflow-wrap:anywhere">{body}</div>'
+        return f'<div style="line-height:1.5;white-space:normal;overflow-wrap:break-word">{body}</div>'
 
     def refresh(self, waiting: str = WAITING) -> None:
         """Draws the state of the prediction, however it was reached."""
