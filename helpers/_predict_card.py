@@ -122,7 +122,8 @@ def as_text(p: Prediction) -> str:
 def head_html(p: Prediction) -> str:
     """Returns question and code."""
     plain = "background:transparent;color:inherit"  # the reader's theme, light or dark
-    pre = f"margin:6px 0;padding:0 0 0 10px;border-left:3px solid #999;white-space:pre-wrap;word-break:normal;line-height:1.4;{plain}"
+    pre = f"margin:6px 0;padding:0 0 0 10px;border-left:3px solid #999;line-height:1.4;{plain}"
+    pre += ";white-space:pre-wrap;word-break:normal"
     text = html.escape(p.code, quote=False)
     code = f'<pre style="{pre}"><code style="{plain};padding:0">{text}</code></pre>' if text else ""
     return f'<p style="margin:2px 0 6px"><strong>Predict, then run.</strong> {prose(p.question)}</p>{code}'
