@@ -63,16 +63,16 @@ class Truth:
     def __init__(self) -> None:
         self.lib = ctypes.CDLL(None) if os.environ.get("ALLOCATOR_SHIM") else None
         if self.lib:
-            self.lib.shim_cur.restype = self.lib.shim_peak.restype = ctypes.c_int64
+            self.lib.shim_live_bytes.restype = self.lib.shim_peak_bytes.restype = ctypes.c_int64
 
     def peak_over_start(self, step) -> int | None:
         if not self.lib:
             return None
         gc.collect()
-        start = self.lib.shim_cur()
-        self.lib.shim_reset()
+        start = self.lib.shim_live_bytes()
+        self.lib.shim_reset_peak()
         step()
-        return self.lib.shim_peak() - start
+        return self.lib.shim_peak_bytes() - start
 
 
 def workloads():

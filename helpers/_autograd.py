@@ -14,21 +14,22 @@ _PARTS = {  # a sparse tensor has no storage of its own, its parts have
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _slots: dict[type, tuple[str, ...]] = {}
 
 
 def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     """The storages that hold the elements of ``tensor``: one, or one for each part of a sparse or wrapper tensor."""
-    if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
+    if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         return [s for name in tensor.__tensor_flatten__()[0] for s in storages_of(getattr(tensor, name))]
-    if tensor.layout in _PARTS:
-        return [s for part in _PARTS[tensor.layout] for s in storages_of(getattr(tensor, part)())]
-    if tensor.layout is not torch.strided:
-        return []  # MKL-DNN tensors are opaque: their memory has no storage
-    try:
-        return [tensor.untyped_storage()]
-    except (NotImplementedError, RuntimeError):
-        return []  # wrappers of torch.func have none
+    layout = tensor.layout
+    if layout is torch.strided:
+        try:
+            return [tensor.untyped_storage()]
+        except (NotImplementedError, RuntimeError):
+            return []  # wrappers of torch.func have none
+    # MKL-DNN tensors are opaque: their memory has no storage
+    return [s for part in _PARTS.get(layout, ()) for s in storages_of(getattr(tensor, part)())]
 
 
 def slots_of(node: Any) -> tuple[str, ...]:

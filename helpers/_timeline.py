@@ -31,6 +31,8 @@ class Event(NamedTuple):
         groups: group -> live bytes after the event.
         allocated: the CUDA caching allocator's allocated bytes, or None off CUDA.
         reserved: its reserved bytes, or None.
+        allocated_peak: the most it had allocated since the block began, which also knows what came and went inside one
+            operator, or None.
     """
 
     index: int
@@ -44,6 +46,7 @@ class Event(NamedTuple):
     groups: dict[str, int]
     allocated: int | None = None
     reserved: int | None = None
+    allocated_peak: int | None = None
 
 
 class Alive(NamedTuple):

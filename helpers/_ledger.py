@@ -1,0 +1,263 @@
+"""Which storages live, and how many bytes are they? The accounts of a `MemoryTracker`, and the log of every change."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ._autograd import storages_of
+from ._source import Found
+from ._timeline import ALLOC, FREE, RESIZE
+
+ALLOCATOR = "cuda"  # the type of the devices whose caching allocator keeps figures of its own
+
+
+class Known(weakref.ref):
+    """What a ledger knows of one storage: a weak reference with a few numbers, so it keeps nothing alive.
+
+    Attributes:
+        address: of the StorageImpl, under which it is filed.
+        number: of the storage, counted from 1 and never used again.
+        counted: the bytes counted as live.
+        outside: the bytes that were there before and belong to nobody who is tracked.
+    """
+
+    __slots__ = ("address", "counted", "number", "outside")
+
+
+class Ledger:
+    """Files storages by address, sums their bytes, and logs what changes; see `MemoryTracker` for the attributes.
+
+    The log takes one tuple of ten for each allocation, resize and free, about 300 bytes, for as long as the ledger is
+    kept. Nothing else here grows with the time that the work runs.
+    """
+
+    def __init__(self) -> None:
+        self.live_bytes = self.start_bytes = self.peak_bytes = self.operators = 0
+        self.listener: Callable[[], None] | None = None
+        self._line: Callable[[], Found | None] | None = None  # finds the line of an event, where lines are wanted
+        self._op_line: Found | None = None  # between an operator's start and its result, if known already
+        self._func: Any = None
+        self._phase_names: list[str] = [""]
+        self._log: list[tuple] = []
+        self._start = self._peak = 0  # how many entries the log had at the start, and at the peak
+        # By the address of the StorageImpl. Addresses are reused at once, so the reference is always asked too.
+        self._storages: dict[int, Known] = {}
+        self._numbers = 0
+        self._lock = threading.RLock()  # a storage may be freed in any thread
+        self._writing = False
+        self._late: deque[Known] = deque()
+        self._has_allocator, self._allocator_seen = torch.cuda.is_available(), False
+
+    def find(self, storage: torch.UntypedStorage) -> Known | None:
+        known = self._storages.get(storage._cdata)
+        return known if known is not None and known() is storage else None
+
+    def numbers_of(self, tensor: torch.Tensor) -> list[int]:
+        """The numbers of the filed storages under ``tensor``."""
+        return [known.number for storage in storages_of(tensor) if (known := self.find(storage)) is not None]
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor that exists already, because its owner is tracked."""
+        with self._lock:
+            for storage in storages_of(tensor):
+                known = self.find(storage)
+                if known is not None:
+                    known.outside = 0  # it was only seen so far; now it is asked for
+                self._update(storage, known or self._file(storage, 0), None)
+
+    def see(self, args: tuple, kwargs: dict | None) -> None:
+        """Files the inputs of an operator that may give them other memory, while they still have their old."""
+        with self._lock:
+            for storage in _storages_in(args, kwargs):
+                if self.find(storage) is None:
+                    self._file(storage, storage.nbytes())
+            for thing in args:
+                # A storage made in Python (deepcopy and torch.load do) comes here bare, before any tensor lies over it.
+                if isinstance(thing, torch.UntypedStorage) and self.find(thing) is None:
+                    borrowed = thing.device.type == "cpu" and thing.is_shared()
+                    self._file(thing, thing.nbytes() if borrowed or _has_tensor(thing) else 0)
+
+    def arrived(self, storage: torch.UntypedStorage, args: tuple, kwargs: dict | None, only_if_new: bool) -> None:
+        """An operator returned a tensor over ``storage``: is it new, known, or of somebody who is not tracked?
+
+        Args:
+            only_if_new: whether an unfiled storage is new even if an argument lies over it now.
+        """
+        with self._lock:
+            known = self._storages.get(storage._cdata)
+            if known is None or known() is not storage:
+                outside = 0
+                if not storage.resizable() or (  # memory of NumPy and its like cannot be resized by PyTorch
+                    not only_if_new and any(storage is s for s in _storages_in(args, kwargs))
+                ):
+                    outside = storage.nbytes()
+                known = self._file(storage, outside)
+            self._update(storage, known, self._func)
+
+    def disregard(self, storage: torch.UntypedStorage) -> None:
+        """Files a storage that claims bytes and holds none."""
+        with self._lock:
+            self._file(storage, storage.nbytes())
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        with self._lock:
+            known = self.find(storage)
+            if known is not None:
+                self._update(storage, known, "UntypedStorage.resize_")
+
+    def close(self) -> None:
+        """Follows nothing from here on, so that the figures stay what they are."""
+        with self._lock:
+            self._storages.clear()
+            self._line = None
+
+    def _file(self, storage: torch.UntypedStorage, outside: int) -> Known:
+        known = Known(storage, self._freed)
+        known.address = storage._cdata
+        known.counted, known.outside = 0, outside
+        self._numbers = known.number = self._numbers + 1
+        self._storages[known.address] = known
+        return known
+
+    def _update(self, storage: torch.UntypedStorage, known: Known, func: Any) -> None:
+        counted = storage.nbytes() - known.outside
+        delta = counted - known.counted
+        if delta:
+            known.counted = counted
+            figures = None
+            if self._has_allocator and storage.device.type == ALLOCATOR:
+                figures = _allocator_figures(storage.device)
+                self._allocator_seen = figures is not None
+            self._event(ALLOC if delta == counted else RESIZE, func, delta, known, figures)
+
+    def _freed(self, known: Known) -> None:
+        with self._lock:
+            if self._writing:  # the garbage collector came in the middle of another event, which has to stand first
+                self._late.append(known)
+                return
+            if self._storages.get(known.address) is known:  # else the address has a new owner already
+                del self._storages[known.address]
+            if known.counted:
+                delta, known.counted = -known.counted, 0
+                self._event(FREE, self._func, delta, known, None)
+
+    def _event(self, kind: str, func: Any, delta: int, known: Known, figures: tuple[int, int, int] | None) -> None:
+        self._writing = True
+        try:
+            line = None
+            if self._line is not None:
+                line = self._op_line if kind is not FREE and self._op_line is not None else self._line()
+            live = self.live_bytes = self.live_bytes + delta
+            self._log.append(
+                (
+                    kind,
+                    self.operators,
+                    func,
+                    line,
+                    self._phase_names[-1],
+                    live,
+                    delta,
+                    known.number,
+                    known.counted,
+                    figures,
+                )
+            )
+            if live > self.peak_bytes:
+                self.peak_bytes, self._peak = live, len(self._log)
+        finally:
+            self._writing = False
+        while self._late:
+            self._freed(self._late.popleft())
+        if self.listener is not None:
+            self.listener()
+
+
+def _storages_in(args: tuple, kwargs: dict | None) -> list[torch.UntypedStorage]:
+    found: list[torch.UntypedStorage] = []
+    for thing in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(thing, torch.Tensor):
+            found += storages_of(thing)
+        elif isinstance(thing, (list, tuple)):
+            for part in thing:
+                if isinstance(part, torch.Tensor):
+                    found += storages_of(part)
+    return found
+
+
+_owners: dict[bool, int] = {}  # inference mode or not -> owners of a bare storage that is on its way through a mode
+
+
+class _CountOwners(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        for arg in args:
+            if isinstance(arg, torch.UntypedStorage):
+                _owners[torch.is_inference_mode_enabled()] = torch._C._storage_Use_Count(arg._cdata)
+        return func(*args, **(kwargs or {}))
+
+
+def learn_owners() -> None:
+    """Measures, once, what `_has_tensor` needs; to be called from outside any operator."""
+    if not _owners:
+        for inference in (False, True):
+            with _disable_current_modes(), torch.inference_mode(inference), _CountOwners():
+                torch.empty(0).set_(torch.UntypedStorage(0))
+
+
+def _has_tensor(storage: torch.UntypedStorage) -> bool:
+    """Whether a tensor lies over a bare storage that is on its way through a mode.
+
+    PyTorch counts a storage's owners. The call itself adds some, a number that PyTorch may change and that was measured
+    therefore, and one for each mode that it has passed, which the stack tells.
+    """
+    frame, passed = sys._getframe(), -1
+    while frame is not None:
+        passed += frame.f_code.co_name == "__torch_dispatch__"
+        frame = frame.f_back
+    return torch._C._storage_Use_Count(storage._cdata) > _owners[torch.is_inference_mode_enabled()] + passed
+
+
+def _allocator_figures(device: torch.device) -> tuple[int, int, int] | None:
+    """(allocated, reserved, most allocated) of the caching allocator; asked for in one call, as each takes long."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    if not stats:  # before CUDA is initialised
+        return None
+    allocated = stats["allocated_bytes"]["all"]
+    return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
+
+
+# `UntypedStorage.resize_` is no operator, so no dispatch mode sees it. It is wrapped while any tracker runs.
+_watchers: list[Ledger] = []
+_before_us: list[Callable] = []  # what stood in its place, if it was not inherited
+
+
+def watch_resizes(ledger: Ledger) -> None:
+    if not _watchers:
+        original = torch.UntypedStorage.resize_
+        _before_us[:] = [vars(torch.UntypedStorage)["resize_"]] if "resize_" in vars(torch.UntypedStorage) else []
+
+        def resize_(self: torch.UntypedStorage, size: int) -> Any:
+            result = original(self, size)
+            for watcher in list(_watchers):
+                watcher.resized(self)
+            return result
+
+        resize_.__doc__ = original.__doc__
+        torch.UntypedStorage.resize_ = resize_
+    _watchers.append(ledger)
+
+
+def unwatch_resizes(ledger: Ledger) -> None:
+    _watchers.remove(ledger)
+    if not _watchers:
+        if _before_us:
+            torch.UntypedStorage.resize_ = _before_us.pop()
+        else:
+            del torch.UntypedStorage.resize_  # what is inherited shows through again
