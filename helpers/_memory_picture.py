@@ -1,4 +1,4 @@
-"""How does live memory look? Draws the bands of a `MemoryTracker` as SVG: the same drawing for a live frame and at the end.
+"""How does live memory look? Draws the bands of a `MemoryTracker` as SVG, the same while it moves and at the end.
 
 Across runs the number of the operator, so the picture is the same on every run; up go the bytes, stacked by group from
 the floor: parameters, optimizer state, gradients, saved activations, other.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, round_bytes, text_width
 
 WIDTH, HEIGHT = MAX_WIDTH, 330
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 74, 62  # margins of the plot, in px
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 74, 50  # margins of the plot, in px
 _PLOT_W, _PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 _MAX_POINTS = 4096
 # A pattern repeats what the colour says; parameters and other need none, they are told by being at the floor and grey.
@@ -115,6 +115,10 @@ def memory_svg(
         f'<text x="14" y="23" font-size="14" font-weight="bold">{_escape(clip(title, WIDTH - 28, 14.5))}</text>',
     ]
     parts += _grid(y, top)
+    if peak:
+        parts.append(
+            f'<path d="M{x(peak.operator):.1f} 48V{y(peak.nbytes):.1f}" stroke="{INK}" stroke-dasharray="2 2"/>'
+        )
     parts += _phases(brackets, x)
     unlabelled = []
     for number, group in enumerate(GROUPS):
@@ -262,7 +266,10 @@ def _phases(brackets: Sequence[Bracket], x) -> list[str]:
             f'<path d="M{left + 1:.1f} {TOP - 2}v-6H{max(right - 1, left + 2):.1f}v6" fill="none" stroke="#555"/>'
         )
         name = clip(bracket.name, max(right - left, 26))
-        drawn.append(f'<text x="{(left + right) / 2:.1f}" y="{TOP - 12}" text-anchor="middle">{_escape(name)}</text>')
+        drawn.append(
+            f'<text x="{(left + right) / 2:.1f}" y="{TOP - 12}" text-anchor="middle" stroke="{PAPER}" stroke-width="3" '
+            f'paint-order="stroke">{_escape(name)}</text>'
+        )
     return drawn
 
 
@@ -272,7 +279,6 @@ def _peak(peak: Marker, x, y) -> list[str]:
     width = text_width(text)
     left = min(max(px - width / 2, 14), WIDTH - 14 - width)
     return [
-        f'<path d="M{px:.1f} 48V{py:.1f}" stroke="{INK}" stroke-width="1" stroke-dasharray="2 2"/>'
         f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="{PAPER}" stroke="{INK}" stroke-width="1.6"/>'
         f'<rect x="{left - 3:.1f}" y="34" width="{width + 6:.1f}" height="15" fill="{PAPER}"/>'
         f'<text x="{left:.1f}" y="45">{_escape(text)}</text>'

@@ -14,8 +14,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). The order is the order in which the
-# bands of a memory picture are stacked, from the floor up.
+# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). The order is that in which the bands
+# of a memory picture are stacked, from the floor up.
 GROUPS = {
     "parameters": "#0072B2",
     "optimizer state": "#CC79A7",
@@ -54,7 +54,7 @@ def round_bytes(n: float) -> str:
 def text_width(text: str, size: float = 11) -> float:
     """Returns an upper estimate, in px, of ``text`` set in a sans-serif face of ``size`` px.
 
-    A kernel cannot ask the browser for font metrics; the widths are those of Helvetica rounded up, so that a label which
+    A kernel cannot ask the browser for font metrics; the widths are those of Helvetica rounded up, so that a label that
     fits here fits on the screen.
     """
     narrow, wide = set("ijlt.,:;|!'()[] /"), set("mwMW@%")

@@ -190,3 +190,23 @@ def _release(version: str, parts: int) -> str:
     """Returns the first ``parts`` numbers: ``_release("2.13.0+cpu", 2) == "2.13"``; without numbers, all of it."""
     numbers = re.findall(r"\d+", version.split("+")[0])
     return ".".join(numbers[:parts]) or version
+
+
+def available_bytes(device: str = "cpu") -> int:
+    """Returns how many bytes could be allocated on ``device`` now, without pushing anything out to disk.
+
+    On Linux it is the kernel's own estimate; elsewhere half of the physical memory, to stay on the safe side.
+
+    Example:
+        >>> available_bytes() > 0
+        True
+    """
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

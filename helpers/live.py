@@ -62,6 +62,14 @@ def finding(tracker: MemoryTracker, curve: Curve) -> str:
     return f"The peak is {round_bytes(tracker.peak_bytes)}{where}, {round_bytes(_rise(tracker))} over the start"
 
 
+def comparison(tracker: MemoryTracker, before: MemoryTracker) -> str:
+    """The title of a picture that has an earlier run laid over it."""
+    now, then = tracker.peak_bytes, before.peak_bytes
+    if now == then:
+        return f"The peak stays at {round_bytes(now)}"
+    return f"The peak {'falls' if now < then else 'rises'} from {round_bytes(then)} to {round_bytes(now)}"
+
+
 def _rise(tracker: MemoryTracker) -> int:
     return tracker.peak_bytes - tracker.start_bytes
 
@@ -86,14 +94,14 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
     """
     curve, peak = curve_of(tracker), tracker.peak
     old = curve_of(before) if before is not None else None
-    heading = title or finding(tracker, curve)
+    heading = title or (finding(tracker, curve) if before is None else comparison(tracker, before))
     figures = (
         f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)},  "
         f"end {round_bytes(tracker.live_bytes)}"
     )
     if before is not None:
         change = tracker.peak_bytes - before.peak_bytes
-        figures += f",  peak {'+' if change >= 0 else ''}{round_bytes(change)} against the run before"
+        figures += f",  {'+' if change > 0 else ''}{round_bytes(change)} at the peak against the run before"
     marker = None
     if peak is not None:
         line = f", {peak.line}" if peak.line else ""

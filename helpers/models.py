@@ -1,4 +1,4 @@
-"""Which networks do the chapters share? A few small ones in plain torch, so that several chapters measure the same thing.
+"""Which networks do the chapters share? A few small ones in plain torch, so that chapters measure the same things.
 
 Each function returns the module alone; its docstring says what to feed it.
 """
