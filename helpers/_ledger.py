@@ -85,18 +85,18 @@ class Ledger:
                     borrowed = thing.device.type == "cpu" and thing.is_shared()
                     self._file(thing, thing.nbytes() if borrowed or _has_tensor(thing) else 0)
 
-    def arrived(self, storage: torch.UntypedStorage, args: tuple, kwargs: dict | None, only_if_new: bool) -> None:
+    def arrived(self, storage: torch.UntypedStorage, args: tuple, kwargs: dict | None, is_new: bool) -> None:
         """An operator returned a tensor over ``storage``: is it new, known, or of somebody who is not tracked?
 
         Args:
-            only_if_new: whether an unfiled storage is new even if an argument lies over it now.
+            is_new: whether an unfiled storage is new even if an argument lies over it now.
         """
         with self._lock:
             known = self._storages.get(storage._cdata)
             if known is None or known() is not storage:
                 outside = 0
                 if not storage.resizable() or (  # memory of NumPy and its like cannot be resized by PyTorch
-                    not only_if_new and any(storage is s for s in _storages_in(args, kwargs))
+                    not is_new and any(storage is s for s in _storages_in(args, kwargs))
                 ):
                     outside = storage.nbytes()
                 known = self._file(storage, outside)
@@ -192,15 +192,36 @@ def _storages_in(args: tuple, kwargs: dict | None) -> list[torch.UntypedStorage]
     return found
 
 
+# torch.compile must not look into the handler of a mode. PyTorch hides each behind a wrapper, whose first call imports
+# the compiler, for a second or more, and whose every call costs microseconds. To mark the handler's code does the same.
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:  # another version of PyTorch: then by the wrapper
+    hide_from_compiler = None
+else:
+
+    def hide_from_compiler(handler: Callable) -> None:
+        skip = _FrameAction.SKIP
+        set_code_exec_strategy(handler.__code__, _FrameExecStrategy(skip, skip))  # its own frame, and those it calls
+
+
 _owners: dict[bool, int] = {}  # inference mode or not -> owners of a bare storage that is on its way through a mode
 
 
 class _CountOwners(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return hide_from_compiler is None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         for arg in args:
             if isinstance(arg, torch.UntypedStorage):
                 _owners[torch.is_inference_mode_enabled()] = torch._C._storage_Use_Count(arg._cdata)
         return func(*args, **(kwargs or {}))
+
+
+if hide_from_compiler is not None:
+    hide_from_compiler(_CountOwners.__torch_dispatch__)
 
 
 def learn_owners() -> None:

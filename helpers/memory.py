@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ._autograd import storages_of
-from ._ledger import Ledger, learn_owners, unwatch_resizes, watch_resizes
+from ._ledger import Ledger, hide_from_compiler, learn_owners, unwatch_resizes, watch_resizes
 from ._roles import Roles
 from ._timeline import Alive, Event, Replay
 from .display import round_bytes
@@ -117,26 +117,32 @@ class MemoryTracker(Ledger, TorchDispatchMode):
         if self._roles is None:
             raise RuntimeError("this MemoryTracker has had its block: track before it or inside it")
         for thing in things:
-            if isinstance(thing, torch.nn.Module):
-                self._roles.add_module(thing)
-                self.track(*thing.parameters(), *thing.buffers())
-            elif isinstance(thing, torch.optim.Optimizer):
-                self._roles.add_optimizer(thing)
-                self.track(*(group["params"] for group in thing.param_groups))
-            elif isinstance(thing, torch.Tensor):
-                if thing.is_leaf and thing.requires_grad:
-                    self._roles.add_leaf(thing)
-                self.count(thing)
-            elif isinstance(thing, Mapping):
-                self.track(*thing.values())
-            elif isinstance(thing, (list, tuple, set, frozenset)):
-                self.track(*thing)
-            else:
-                raise TypeError(
-                    f"cannot track {type(thing).__name__}: pass modules, optimizers, tensors, or lists or dicts of them"
-                )
+            self._track(thing)
         self._roles.name_all()
         return self
+
+    def _track(self, thing: Any) -> None:
+        parts: Iterable[Any] = ()
+        if isinstance(thing, torch.nn.Module):
+            self._roles.add_module(thing)
+            parts = (*thing.parameters(), *thing.buffers())
+        elif isinstance(thing, torch.optim.Optimizer):
+            self._roles.add_optimizer(thing)
+            parts = (group["params"] for group in thing.param_groups)
+        elif isinstance(thing, torch.Tensor):
+            if thing.is_leaf and thing.requires_grad:
+                self._roles.add_leaf(thing)
+            self.count(thing)
+        elif isinstance(thing, Mapping):
+            parts = thing.values()
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            parts = thing
+        else:
+            raise TypeError(
+                f"cannot track {type(thing).__name__}: pass modules, optimizers, tensors, or lists or dicts of them"
+            )
+        for part in parts:
+            self._track(part)
 
     def __enter__(self) -> MemoryTracker:
         if self._state != "new":
@@ -174,6 +180,10 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             self._phase_names.pop()
             self.phases.append((name, first - self._start, len(self._log) - self._start))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return hide_from_compiler is None
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         traits = _traits.get(id(func))
         if traits is None:
@@ -187,6 +197,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
                     return out
             if traits & _EXCHANGES or (traits & _WRITES and _is_sparse(args)):
                 self.see(args, kwargs)
+                traits |= _FRESH  # what is still unfiled afterwards is new
         self._func = func
         recorded = self._follow and self._roles.before(args)
         out = func(*args, **kwargs) if kwargs else func(*args)
@@ -198,14 +209,14 @@ class MemoryTracker(Ledger, TorchDispatchMode):
                 if out._is_zerotensor():  # claims bytes and holds none; forward-mode derivatives make such
                     self.disregard(storage)
                 else:
-                    self.arrived(storage, args, kwargs, only_if_new=bool(traits & ~_COMPOSES))
+                    self.arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
             if recorded:
                 self._roles.results.append(weakref.ref(out))
         elif out is not None:
             for tensor in tree_leaves(out):
                 if isinstance(tensor, torch.Tensor):
                     for storage in storages_of(tensor):
-                        self.arrived(storage, args, kwargs, only_if_new=bool(traits & ~_COMPOSES))
+                        self.arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
                     if recorded:
                         self._roles.results.append(weakref.ref(tensor))
         return out
@@ -258,6 +269,10 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             f"MemoryTracker: start {round_bytes(self.start_bytes)}, peak {round_bytes(self.peak_bytes)}{where}, "
             f"{'end' if self._state == 'done' else 'now'} {round_bytes(self.live_bytes)}"
         )
+
+
+if hide_from_compiler is not None:
+    hide_from_compiler(MemoryTracker.__torch_dispatch__)
 
 
 class _Again:

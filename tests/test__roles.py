@@ -133,8 +133,8 @@ def test_an_adam_step_by_hand():
     assert tracker.alive_at(-1)[0].nbytes == matrix
     start = groups(parameters=parameters, optimizer=state, gradients=parameters, other=x.nbytes + target.nbytes)
     assert tracker.start_bytes == sum(start.values())
-    # At the peak Adam has the root of a matrix of second moments and that root divided, and what was divided for the bias
-    # before, which the name in its loop still holds. The loss has a storage of its own.
+    # At the peak Adam has the root of a matrix of second moments and that root divided, and what was divided for the
+    # bias before, which the name in its loop still holds. The loss has a storage of its own.
     scalar, vector = loss.untyped_storage().nbytes(), width * FLOAT
     expected = start | {"other": start["other"] + scalar + 2 * matrix + vector}
     assert tracker.at_peak == expected
@@ -199,8 +199,8 @@ def test_what_a_checkpoint_keeps_stays_saved_while_it_runs_again(reentrant):
         y = checkpoint(body, start, use_reentrant=reentrant)
         del start
         y.sum().backward()
-    # When it runs again, the inner graph has saved exp's result. The reentrant form has its own input in its node's care,
-    # which runs at that moment; the other form has it as an argument of a function, which is no saved tensor.
+    # When it runs again, the inner graph has saved exp's result. The reentrant form has its own input in its node's
+    # care, which runs at that moment; the other form has it as an argument of a function, which is no saved tensor.
     assert seen == ([0, 2 * ROW] if reentrant else [0, ROW])
     assert tracker.groups == groups(gradients=ROW, other=2 * ROW)
     assert y.numel() == LENGTH

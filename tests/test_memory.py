@@ -230,6 +230,40 @@ def test_track_inside_counts_what_was_only_seen_before():
         assert tracker.live_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x.clamp_(0).zero_(),
+        lambda x: x.copy_(torch.zeros(1)),
+        lambda x: torch._foreach_add_([x], 1),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: x.resize_(10),
+        lambda x: x.__setitem__(slice(0, 5), 2.0),
+        lambda x: x.requires_grad_().sum().backward(inputs=[x]) or setattr(x, "grad", None),
+        lambda x: x.to_sparse().coalesce().mul_(2) is None,
+    ],
+)
+def test_writing_into_an_untracked_tensor_does_not_make_it_new(write):
+    x = numbers()
+    with MemoryTracker() as tracker:
+        write(x)
+        gc.collect()
+    assert tracker.live_bytes == 0
+    with MemoryTracker(x) as tracker:
+        pass
+    assert tracker.live_bytes == ROW
+
+
+def test_writing_into_an_untracked_sparse_tensor_counts_its_new_parts():
+    x = numbers().to_sparse()
+    with MemoryTracker() as tracker:
+        x._values().mul_(2)
+        assert tracker.live_bytes == 0
+        x.add_(x)  # sparse addition makes indices and values anew
+        assert tracker.live_bytes == sum(part.untyped_storage().nbytes() for part in (x._indices(), x._values()))
+
+
 def test_what_existed_is_counted_off_when_it_goes():
     model, x = nn.Linear(100, 10, bias=False), numbers()
     with MemoryTracker(model, {"inputs": (x,)}) as tracker:
