@@ -13,6 +13,7 @@ A file is replaced only after its last cell ran, so a cell that fails leaves the
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import re
 import sys
@@ -283,6 +284,30 @@ def stale(path: Path) -> list[str]:
     return wrong if wrong or in_place else ["the order of nav-top, bootstrap and nav-bottom"]
 
 
+def cover(folder: Path = FOLDER) -> bool:
+    """Writes the picture of the README, which is the first one that chapter 00 makes; returns whether it changed."""
+    target = folder.parent / ".github" / "one_training_step.svg"
+    svg = first_picture(_parse(chapters(folder)[0]))
+    if target.exists() and target.read_text(encoding="utf-8") == svg:
+        return False
+    target.write_text(svg, encoding="utf-8")
+    return True
+
+
+def first_picture(notebook: Any) -> str:
+    """Returns the SVG of the first picture among the outputs of ``notebook``.
+
+    Raises:
+        ChapterError: if there is none.
+    """
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            found = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', output.get("data", {}).get("text/html", ""))
+            if found:
+                return base64.b64decode(found[1]).decode()
+    raise ChapterError("the first chapter has no picture among its outputs, and the README shows it: make it first")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chapter", nargs="*", type=Path)
@@ -309,6 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ChapterError as error:
             failed += 1
             print(f"\nerror: {error}", file=sys.stderr)
+    if not failed and not options.check and chapters()[:1] == [path.resolve() for path in paths[:1]]:
+        cover()
     return 1 if failed else 0
 
 

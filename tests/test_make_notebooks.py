@@ -280,3 +280,24 @@ def test_bootstrap_in_a_checkout_installs_nothing_and_finds_the_helpers_beside_i
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], cwd=checkout.folder, capture_output=True, text=True)
     assert done.stdout.split() == ["the", "card", str(tmp_path / "helpers" / "environment.py")], done.stderr
+
+
+def test_the_readmes_picture_is_the_one_in_the_first_chapter(make, root):
+    svg = make.first_picture(read(make.chapters(root / "notebooks")[0]))
+    picture = root / ".github" / "one_training_step.svg"
+    assert picture.read_text(encoding="utf-8") == svg, "stale: run make notebooks"
+    assert f"]({picture.relative_to(root)})" in (root / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_cover_is_written_once_and_needs_a_picture(checkout, make):
+    path = checkout.chapter("00_a.ipynb")
+    (checkout.folder.parent / ".github").mkdir()
+    with pytest.raises(make.ChapterError, match="has no picture"):
+        make.cover(checkout.folder)
+    picture = {"text/html": '<img alt="x" src="data:image/svg+xml;base64,PHN2Zy8+">'}
+    notebook = read(path)
+    notebook.cells.append(new_code_cell("1", outputs=[new_output("display_data", picture)]))
+    nbformat.write(notebook, path)
+    assert make.cover(checkout.folder)
+    assert (checkout.folder.parent / ".github" / "one_training_step.svg").read_text() == "<svg/>"
+    assert not make.cover(checkout.folder)
