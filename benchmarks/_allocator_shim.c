@@ -33,7 +33,7 @@ static Slot *slots;
 static size_t capacity; /* a power of two */
 static size_t used;     /* live blocks and tombstones */
 static size_t live;     /* live blocks */
-static int64_t live_bytes, peak_bytes, allocations;
+static int64_t live_bytes, peak_bytes;
 
 static int (*real_posix_memalign)(void **, size_t, size_t);
 static void *(*real_aligned_alloc)(size_t, size_t);
@@ -92,7 +92,6 @@ static void count_block(void *block, size_t size) {
     if (2 * (used + 1) > capacity) rebuild();
     put((uintptr_t)block, size);
     live++;
-    allocations++;
     live_bytes += (int64_t)size;
     if (live_bytes > peak_bytes) peak_bytes = live_bytes;
     pthread_mutex_unlock(&lock);
@@ -159,11 +158,8 @@ int64_t shim_live_bytes(void) { return live_bytes; }
 
 int64_t shim_peak_bytes(void) { return peak_bytes; }
 
-int64_t shim_allocations(void) { return allocations; }
-
 void shim_reset_peak(void) {
     pthread_mutex_lock(&lock);
     peak_bytes = live_bytes;
-    allocations = 0;
     pthread_mutex_unlock(&lock);
 }

@@ -52,7 +52,7 @@ def _cell_number(file: str) -> str | None:
 
 
 def kind_of(file: str) -> int:
-    """Whether code of ``file`` is the reader's, a library's, or part of the way into the autograd engine; remembered."""
+    """Whether code of ``file`` is the reader's, a library's, or on the way into the autograd engine; remembered."""
     # A notebook cell lies under no installed folder; "<stdin>" and "<string>" are what the reader typed.
     kind = LIBRARY if file.startswith(_SKIP) or file.startswith("<frozen") else READER
     if file == torch.autograd.graph.__file__:
