@@ -1,0 +1,396 @@
+"""Chapter 00 as a reader meets it: JupyterLab in a real Chromium, every cell run, every picture in the page.
+
+One JupyterLab serves the whole file, from a copy of the chapters, with settings, signatures and tokens of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = "notebooks/00_start_here.ipynb"
+CHAPTERS = sorted(path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+LONGEST = 150  # seconds for the whole file; it needs about 30 where nothing else runs
+PICTURE = re.compile(r"<img\b")
+
+# Nothing is fetched from elsewhere, and every cell is in the page, not only those in sight.
+SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+}
+FLAGS = [
+    "--no-sandbox",  # Chromium's own does not start for root, as which containers run
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Deadline:
+    """The time that is left, so that nothing waits for ever and a slow machine gets all there is."""
+
+    def __init__(self, seconds: float):
+        self._end = time.monotonic() + seconds
+
+    @property
+    def seconds(self) -> float:
+        left = self._end - time.monotonic()
+        assert left > 0, f"the browser tests did not end within {LONGEST} s"
+        return left
+
+    @property
+    def ms(self) -> float:
+        return self.seconds * 1000
+
+
+@pytest.fixture(scope="module")
+def deadline() -> Deadline:
+    return Deadline(LONGEST)
+
+
+class Lab:
+    """A running JupyterLab: where it answers, its token, the folder it serves."""
+
+    def __init__(self, url: str, token: str, folder: Path):
+        self.url, self.token, self.folder = url, token, folder
+
+
+@pytest.fixture(scope="module")
+def lab(chromium, deadline, tmp_path_factory) -> Iterator[Lab]:
+    """Starts JupyterLab as `make lab` does, on a copy, and stops it by its process id."""
+    home = tmp_path_factory.mktemp("lab")
+    folder = home / "checkout"
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".*", "__pycache__"))
+    (folder / "helpers").symlink_to(ROOT / "helpers")
+    (folder / "untrusted").mkdir()
+    for name in CHAPTERS:
+        shutil.copy(ROOT / "notebooks" / name, folder / "untrusted")
+    for name, setting in SETTINGS.items():
+        file = home / "settings" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(setting))
+
+    token = secrets.token_hex(24)
+    # Not on the command line, where other users of the machine could read it. No coverage: it would be of a copy.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_", "JUPYTER", "IPYTHON"))}
+    environ |= {
+        "JUPYTER_TOKEN": token,
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "TENSOR_LAB_RENDERER": "graphviz-pure",
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"]
+    command += [f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{CHAPTER}"]
+    command += ["--LabApp.expose_app_in_browser=True"]  # as window.jupyterapp, through which the tests ask
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    log = home / "lab.log"
+    with open(log, "w") as output:
+        server = subprocess.Popen(command, env=environ, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield Lab(_address(server, home / "runtime", token, log, deadline), token, folder)
+    finally:
+        server.terminate()  # upon which it ends its kernels
+        try:
+            server.wait(15)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _address(server: subprocess.Popen, runtime: Path, token: str, log: Path, deadline: Deadline) -> str:
+    """Waits until the server answers, and returns where; it chose the port itself."""
+    file = runtime / f"jpserver-{server.pid}.json"
+    while deadline.seconds:
+        assert server.poll() is None, f"JupyterLab ended at once:\n{log.read_text()[-3000:]}"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            url = json.loads(file.read_text())["url"]
+            with urllib.request.urlopen(f"{url}api/status?token={token}", timeout=2):
+                return url
+        time.sleep(0.1)
+    raise AssertionError("unreachable")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield running
+        running.close()
+
+
+class Notebook:
+    """One notebook in one page. Nothing here awaits a promise of the page: one that never settles would hang."""
+
+    def __init__(self, browser, lab: Lab, deadline: Deadline):
+        self.lab, self.deadline = lab, deadline
+        self.context = browser.new_context(viewport={"width": 1280, "height": 1000})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(min(60_000, deadline.ms))
+        self.complaints: list[str] = []
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+
+    def _heard(self, message) -> None:
+        if message.type == "error":
+            self.complaints.append(f"{message.text} {message.location}")
+
+    def open(self, path: str = "") -> Notebook:
+        """Opens ``path``, or what JupyterLab opens of itself."""
+        self.page.goto(f"{self.lab.url}{path}?token={self.lab.token}&reset")  # nothing from the page before
+        self.page.locator(".jp-NotebookPanel .jp-Notebook").wait_for()
+        self.settle("const w = app.shell.currentWidget; await app.restored; await w.context.ready; await w.revealed;")
+        return self
+
+    def settle(self, code: str) -> Any:
+        """Runs ``code``, which may await, in the page, and looks again and again whether it has ended."""
+        self.page.evaluate(
+            """code => {
+                const run = Object.getPrototypeOf(async function () {}).constructor('app', code);
+                window.ended = null;
+                run(window.jupyterapp).then(value => { window.ended = {value}; },
+                                            error => { window.ended = {error: String(error)}; });
+                return null;
+            }""",
+            code,
+        )
+        self.page.wait_for_function(
+            "() => window.ended !== null || document.querySelector('.jp-Dialog')", timeout=self.deadline.ms, polling=100
+        )
+        dialog = self.page.locator(".jp-Dialog")
+        assert not dialog.count(), f"JupyterLab asks: {dialog.first.inner_text()}"
+        ended = self.page.evaluate("window.ended")
+        assert "error" not in ended, ended["error"]
+        return ended.get("value")
+
+    def command(self, name: str, **arguments: Any) -> Any:
+        return self.settle(f"return (await app.commands.execute({name!r}, {json.dumps(arguments)})) ?? null")
+
+    @property
+    def cells(self) -> list[dict]:
+        """The cells as they are in JupyterLab's memory, not as they are drawn."""
+        return self.page.evaluate("window.jupyterapp.shell.currentWidget.context.model.toJSON().cells")
+
+    def drawn(self, cell_id: str):
+        """The cell in the page."""
+        position = next(i for i, cell in enumerate(self.cells) if cell["id"] == cell_id)
+        return self.page.locator(f".jp-Notebook .jp-Cell[data-windowed-list-index='{position}']")
+
+    def pictures(self) -> list[dict]:
+        """Every picture in an output: its words, its own width, the width it is drawn in, and how wide its place is."""
+        self.page.wait_for_function(
+            "() => [...document.querySelectorAll('.jp-OutputArea-output img')].every(i => i.complete)", polling=50
+        )
+        return self.page.evaluate("""() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(i => ({
+            alt: i.alt, natural: i.naturalWidth, width: i.getBoundingClientRect().width,
+            place: i.closest('.jp-OutputArea-output').getBoundingClientRect().width }))""")
+
+
+def check_pictures(pictures: list[dict], expected: int) -> None:
+    assert len(pictures) == expected
+    for picture in pictures:
+        assert picture["alt"].strip(), "a picture without alternative text"
+        assert picture["natural"] > 0, f"a picture that does not load: {picture['alt'][:80]}"
+        assert 0 < picture["width"] <= picture["place"] + 1, f"a picture that does not fit: {picture['alt'][:80]}"
+
+
+def pictures_of(cells: list[dict]) -> dict[str, int]:
+    """Cell id -> how many pictures its outputs hold, as HTML."""
+    found = {}
+    for cell in cells:
+        parts = [output.get("data", {}).get("text/html", "") for output in cell.get("outputs", [])]
+        found[cell["id"]] = sum(len(PICTURE.findall("".join(part))) for part in parts)
+    return {cell: number for cell, number in found.items() if number}
+
+
+@pytest.fixture(scope="module")
+def chapter(browser, lab, deadline) -> Iterator[Notebook]:
+    """Chapter 00 where JupyterLab opens of itself, after "run all cells"."""
+    notebook = Notebook(browser, lab, deadline).open()
+    assert notebook.page.url.split("?")[0] == f"{lab.url}lab/tree/{CHAPTER}"
+    notebook.settle("await app.shell.currentWidget.sessionContext.ready")
+    notebook.command("notebook:clear-all-cell-outputs")
+    assert not any(cell.get("outputs") for cell in notebook.cells), "what follows must come from this run"
+    notebook.command("notebook:run-all-cells")
+    # The command ends at the first cell that raises, be it meant to; the cells behind it still run then.
+    notebook.page.wait_for_function(
+        """() => { const w = window.jupyterapp.shell.currentWidget;
+            return [...w.content.model.cells].every(c => c.type !== 'code' || c.executionState === 'idle')
+                && w.sessionContext.session.kernel.status === 'idle'; }""",
+        timeout=deadline.ms,
+        polling=100,
+    )
+    yield notebook
+    notebook.context.close()
+
+
+def test_every_cell_runs(chapter):
+    code = [cell for cell in chapter.cells if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+    fails = {cell["id"] for cell in code if "raises-exception" in cell["metadata"].get("tags", [])}
+    failed = {cell["id"]: o for cell in code for o in cell["outputs"] if o["output_type"] == "error"}
+    assert set(failed) == fails, {name: o["evalue"] for name, o in failed.items()}
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert not [o for cell in code for o in cell["outputs"] if o.get("name") == "stderr"]
+
+
+def test_every_picture_is_seen_and_has_words(chapter):
+    in_memory = pictures_of(chapter.cells)
+    assert {"c00-open": 1, "c00-graph": 1}.items() <= in_memory.items(), "the live plot's last frame and the graph"
+    pictures = chapter.pictures()
+    check_pictures(pictures, sum(in_memory.values()))
+    # The words are the measured ones.
+    assert re.search(r"[Pp]eak [\d.,]+ MiB", pictures[0]["alt"])
+
+
+def test_a_picture_that_does_not_load_would_be_seen(chapter):
+    good, bad = chapter.page.evaluate("""async () => {
+        const widths = [];
+        for (const src of ['data:image/svg+xml,<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
+                           'data:image/svg+xml;base64,AAAA']) {
+            const image = new Image();
+            const done = new Promise(ok => { image.onload = image.onerror = ok; });
+            image.src = src;
+            await Promise.race([done, new Promise(ok => setTimeout(ok, 5000))]);
+            widths.push(image.naturalWidth);
+        }
+        return widths;
+    }""")
+    assert (good, bad) == (9, 0)
+
+
+def test_prediction_is_answered_with_the_keyboard(chapter):
+    page, card = chapter.page, chapter.drawn("c00-predict-view").locator(".jp-OutputArea-output")
+    status = card.locator("[role=status]")
+    assert "Measured:" not in status.inner_text(), "nothing runs before the answer"
+
+    def tab_to(what: str, kind: str) -> None:
+        for _ in range(6):
+            page.keyboard.press("Tab")
+            if page.evaluate("kind => document.activeElement.matches(kind)", kind):
+                return
+        stands_on = page.evaluate("document.activeElement.outerHTML")[:200]
+        raise AssertionError(f"Tab does not reach {what}; it stands on {stands_on}")
+
+    # Where a reader stands who has just run the cell: on the cell itself.
+    chapter.drawn("c00-predict-view").focus()
+    chapter.drawn("c00-predict-view").scroll_into_view_if_needed()
+    tab_to("the answers", ".widget-radio-box input, input[type=radio]")
+    page.keyboard.press("Space")
+    tab_to("the button", "button.jupyter-button")
+    page.keyboard.press("Space")
+    status.filter(has_text=re.compile("Measured:")).wait_for()
+    said = status.inner_text()
+    # The reader chose the first option, 4,000,000 B; the slice keeps the whole storage, so nothing is freed.
+    assert "Measured: 0 B." in said
+    assert "You predicted 4,000,000 B" in said
+    assert "keeps all of it" in said
+    assert card.locator("button", has_text="Commit and run").first.evaluate("b => b === document.activeElement")
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(float(c)) / 255 for c in re.findall(r"[\d.]+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of the Web Content Accessibility Guidelines, 1 to 21; text needs 4.5."""
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_contrast_is_the_guidelines():
+    assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
+    assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.01)  # a little pale
+
+
+# The colour of every piece of text in an output, and what lies behind it. Tracebacks are JupyterLab's own.
+_TEXT = """() => {
+    const opaque = e => { for (; e; e = e.parentElement) {
+        const c = getComputedStyle(e).backgroundColor;
+        if (!/^rgba\\(.*, 0\\)$/.test(c) && c !== 'transparent') return c; } return 'rgb(255, 255, 255)'; };
+    const found = [];
+    const tracebacks = '[data-mime-type$=".error"], [data-mime-type$=".stderr"]';
+    for (const e of document.querySelectorAll('.jp-OutputArea-output :is(p, li, td, th, caption, pre, code, label)'))
+        if (e.checkVisibility() && e.innerText.trim() && !e.closest(tracebacks))
+            found.push([e.innerText.slice(0, 60), getComputedStyle(e).color, opaque(e)]);
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_both_themes_show_pictures_and_readable_text(chapter, theme, tmp_path):
+    chapter.command("apputils:change-theme", theme=theme)
+    is_light = str(theme.endswith("Light")).lower()
+    chapter.page.wait_for_function(
+        "light => document.body.dataset.jpThemeLight === light", arg=is_light, timeout=chapter.deadline.ms
+    )
+    text = chapter.page.evaluate(_TEXT)
+    assert len(text) > 20
+    background = chapter.page.evaluate("getComputedStyle(document.querySelector('.jp-Notebook')).backgroundColor")
+    assert (_luminance(background) > 0.5) == theme.endswith("Light"), "the theme did change"
+    assert not [(words, colour, behind) for words, colour, behind in text if contrast(colour, behind) < 4.5]
+    check_pictures(chapter.pictures(), sum(pictures_of(chapter.cells).values()))
+    chapter.page.screenshot(path=tmp_path / f"{theme}.png")
+
+
+def test_saved_file_keeps_the_pictures(chapter):
+    in_memory = pictures_of(chapter.cells)
+    chapter.command("docmanager:save")
+    path = chapter.lab.folder / CHAPTER
+    saved = nbformat.read(path, as_version=4)
+    assert path.read_bytes() != (ROOT / CHAPTER).read_bytes(), "it was saved, and not only copied"
+    assert pictures_of(saved.cells) == in_memory
+    assert nbformat.read(ROOT / CHAPTER, as_version=4).cells, "the committed chapter is another file"
+
+
+def test_the_page_complains_of_nothing(chapter):
+    assert chapter.complaints == []
+    chapter.page.evaluate("console.error('a complaint')")
+    chapter.page.wait_for_function("() => true")
+    assert [text.split(" {")[0] for text in chapter.complaints] == ["a complaint"], "the control is heard"
+    chapter.complaints.clear()
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_untrusted_chapter_shows_its_pictures(browser, lab, deadline, name, tmp_path):
+    notebook = Notebook(browser, lab, deadline).open(f"lab/tree/untrusted/{name}")
+    try:
+        trusted = notebook.page.evaluate(
+            "[...window.jupyterapp.shell.currentWidget.content.model.cells].map(c => c.type === 'code' && c.trusted)"
+        )
+        assert not any(trusted), "a fresh clone is not trusted"
+        expected = pictures_of(nbformat.read(ROOT / "notebooks" / name, as_version=4).cells)
+        assert expected, "a chapter without a picture"
+        check_pictures(notebook.pictures(), sum(expected.values()))
+        cards = notebook.page.locator(".jp-OutputArea-output", has_text="Predict, then run.")
+        assert cards.count() >= 4, "what each prediction asks is read without running it"
+        notebook.page.screenshot(path=tmp_path / "untrusted.png")
+        assert notebook.complaints == []
+    finally:
+        notebook.context.close()
