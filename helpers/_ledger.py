@@ -56,36 +56,36 @@ class Ledger:
         self._late: deque[Known] = deque()
         self._has_allocator, self._allocator_seen = torch.cuda.is_available(), False
 
-    def find(self, storage: torch.UntypedStorage) -> Known | None:
+    def _find(self, storage: torch.UntypedStorage) -> Known | None:
         known = self._storages.get(storage._cdata)
         return known if known is not None and known() is storage else None
 
-    def numbers_of(self, tensor: torch.Tensor) -> list[int]:
+    def _numbers_of(self, tensor: torch.Tensor) -> list[int]:
         """The numbers of the filed storages under ``tensor``."""
-        return [known.number for storage in storages_of(tensor) if (known := self.find(storage)) is not None]
+        return [known.number for storage in storages_of(tensor) if (known := self._find(storage)) is not None]
 
-    def count(self, tensor: torch.Tensor) -> None:
+    def _count(self, tensor: torch.Tensor) -> None:
         """Counts a tensor that exists already, because its owner is tracked."""
         with self._lock:
             for storage in storages_of(tensor):
-                known = self.find(storage)
+                known = self._find(storage)
                 if known is not None:
                     known.outside = 0  # it was only seen so far; now it is asked for
                 self._update(storage, known or self._file(storage, 0), None)
 
-    def see(self, args: tuple, kwargs: dict | None) -> None:
+    def _see(self, args: tuple, kwargs: dict | None) -> None:
         """Files the inputs of an operator that may give them other memory, while they still have their old."""
         with self._lock:
             for storage in _storages_in(args, kwargs):
-                if self.find(storage) is None:
+                if self._find(storage) is None:
                     self._file(storage, storage.nbytes())
             for thing in args:
                 # A storage made in Python (deepcopy and torch.load do) comes here bare, before any tensor lies over it.
-                if isinstance(thing, torch.UntypedStorage) and self.find(thing) is None:
+                if isinstance(thing, torch.UntypedStorage) and self._find(thing) is None:
                     borrowed = thing.device.type == "cpu" and thing.is_shared()
                     self._file(thing, thing.nbytes() if borrowed or _has_tensor(thing) else 0)
 
-    def arrived(self, storage: torch.UntypedStorage, args: tuple, kwargs: dict | None, is_new: bool) -> None:
+    def _arrived(self, storage: torch.UntypedStorage, args: tuple, kwargs: dict | None, is_new: bool) -> None:
         """An operator returned a tensor over ``storage``: is it new, known, or of somebody who is not tracked?
 
         Args:
@@ -102,18 +102,18 @@ class Ledger:
                 known = self._file(storage, outside)
             self._update(storage, known, self._func)
 
-    def disregard(self, storage: torch.UntypedStorage) -> None:
+    def _disregard(self, storage: torch.UntypedStorage) -> None:
         """Files a storage that claims bytes and holds none."""
         with self._lock:
             self._file(storage, storage.nbytes())
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
+    def _resized(self, storage: torch.UntypedStorage) -> None:
         with self._lock:
-            known = self.find(storage)
+            known = self._find(storage)
             if known is not None:
                 self._update(storage, known, "UntypedStorage.resize_")
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Follows nothing from here on, so that the figures stay what they are."""
         with self._lock:
             self._storages.clear()
@@ -156,20 +156,8 @@ class Ledger:
             if self._line is not None:
                 line = self._op_line if kind is not FREE and self._op_line is not None else self._line()
             live = self.live_bytes = self.live_bytes + delta
-            self._log.append(
-                (
-                    kind,
-                    self.operators,
-                    func,
-                    line,
-                    self._phase_names[-1],
-                    live,
-                    delta,
-                    known.number,
-                    known.counted,
-                    figures,
-                )
-            )
+            phase, number, counted = self._phase_names[-1], known.number, known.counted
+            self._log.append((kind, self.operators, func, line, phase, live, delta, number, counted, figures))
             if live > self.peak_bytes:
                 self.peak_bytes, self._peak = live, len(self._log)
         finally:
@@ -267,7 +255,7 @@ def watch_resizes(ledger: Ledger) -> None:
         def resize_(self: torch.UntypedStorage, size: int) -> Any:
             result = original(self, size)
             for watcher in list(_watchers):
-                watcher.resized(self)
+                watcher._resized(self)
             return result
 
         resize_.__doc__ = original.__doc__

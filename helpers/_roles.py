@@ -95,7 +95,7 @@ class Roles:
             return
         self._leaves[id(leaf)] = weakref.ref(leaf)
         if leaf.grad is not None:
-            self._ledger.count(leaf.grad)
+            self._ledger._count(leaf.grad)
         if self._following:
             self._hook(leaf)
 
@@ -197,7 +197,7 @@ class Roles:
         for _, slot in saved_slots(node):
             data = getattr(slot, "data", None)  # an older torch may not show it: then nothing is told apart
             if isinstance(data, torch.Tensor):  # under hooks it is what the pack hook made
-                for known in self._ledger.numbers_of(data):
+                for known in self._ledger._numbers_of(data):
                     if known not in saved:
                         saved.append(known)
                         self.marks.append((since, known, _SAVED, 1))
@@ -218,7 +218,7 @@ class Roles:
     # -- parameters, optimizer state, gradients ------------------------------------------------------------------------
 
     def _gradient_arrived(self, leaf: torch.Tensor) -> None:
-        numbers = self._ledger.numbers_of(leaf.grad) if leaf.grad is not None else []
+        numbers = self._ledger._numbers_of(leaf.grad) if leaf.grad is not None else []
         before = self._gradients.get(id(leaf), [])
         if numbers != before:
             now = len(self._ledger._log)
@@ -235,7 +235,7 @@ class Roles:
                 self._name(group["params"], _PARAMETERS)
             state = [t for t in tree_leaves(list(optimizer.state.values())) if isinstance(t, torch.Tensor)]
             for tensor in state:
-                self._ledger.count(tensor)
+                self._ledger._count(tensor)
             self._name(state, _STATE)
         for leaf in _alive(self._leaves.values()):
             self._gradient_arrived(leaf)
@@ -243,7 +243,7 @@ class Roles:
     def _name(self, tensors: Iterable[torch.Tensor], role: str) -> None:
         """Parameters and optimizer state are what they are from birth, however late they are recognised."""
         for tensor in tensors:
-            for number in self._ledger.numbers_of(tensor):
+            for number in self._ledger._numbers_of(tensor):
                 if (number, role) not in self._named:
                     self._named.add((number, role))
                     self.marks.append((0, number, role, 1))

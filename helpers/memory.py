@@ -40,10 +40,8 @@ def _traits_of(func: Any) -> int:
     traits = 0
     if isinstance(func, torch._ops.OpOverload):
         name, schema = func.name(), func._schema
-        has_kernel = torch._C._dispatch_has_kernel(
-            name
-        )  # some of TorchScript's have none, and must not be asked for more
-        if has_kernel and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+        known = torch._C._dispatch_has_kernel(name)  # some of TorchScript's operators are not, and asking more raises
+        if known and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
             traits |= _COMPOSES  # of other operators
         writes = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         if schema.name.endswith(("::resize_", "::resize_as_", "::resize_as_sparse_", "::set_")) or any(
@@ -132,7 +130,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
         elif isinstance(thing, torch.Tensor):
             if thing.is_leaf and thing.requires_grad:
                 self._roles.add_leaf(thing)
-            self.count(thing)
+            self._count(thing)
         elif isinstance(thing, Mapping):
             parts = thing.values()
         elif isinstance(thing, (list, tuple, set, frozenset)):
@@ -166,7 +164,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             self._roles.settle()
             self._roles.stop()
             self._state, self._roles = "done", None
-            self.close()
+            self._close()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -196,7 +194,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
                 if out is not NotImplemented:
                     return out
             if traits & _EXCHANGES or (traits & _WRITES and _is_sparse(args)):
-                self.see(args, kwargs)
+                self._see(args, kwargs)
                 traits |= _FRESH  # what is still unfiled afterwards is new
         self._func = func
         recorded = self._follow and self._roles.before(args)
@@ -207,16 +205,16 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             known = self._storages.get(storage._cdata)
             if known is None or known() is not storage or known.counted + known.outside != storage.nbytes():
                 if out._is_zerotensor():  # claims bytes and holds none; forward-mode derivatives make such
-                    self.disregard(storage)
+                    self._disregard(storage)
                 else:
-                    self.arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
+                    self._arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
             if recorded:
                 self._roles.results.append(weakref.ref(out))
         elif out is not None:
             for tensor in tree_leaves(out):
                 if isinstance(tensor, torch.Tensor):
                     for storage in storages_of(tensor):
-                        self.arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
+                        self._arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
                     if recorded:
                         self._roles.results.append(weakref.ref(tensor))
         return out

@@ -7,6 +7,8 @@ import copy
 import gc
 import io
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -716,6 +718,29 @@ def test_a_compiled_function_is_measured_uncompiled():
     torch._dynamo.reset()  # PyTorch remembers that it was not to compile this under a mode
     assert torch.equal(compiled(numbers()), measured.result)
     assert calls == [1]
+
+
+NO_COMPILER = """
+import sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from helpers.memory import MemoryTracker
+
+class Empty(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+def imported(mode):
+    with mode:
+        torch.ones(3, requires_grad=True).exp().sum().backward()
+    return "torch._dynamo" in sys.modules
+
+print(imported(MemoryTracker()), imported(Empty()))
+"""
+
+
+def test_a_tracker_does_not_import_the_compiler_as_any_mode_would(root):
+    run = subprocess.run([sys.executable, "-c", NO_COMPILER], cwd=root, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
 
 
 def test_modes_of_the_reader_run_in_either_nesting():
