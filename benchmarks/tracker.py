@@ -1,9 +1,9 @@
 """What does MemoryTracker cost, and is its peak true?  python benchmarks/tracker.py [rounds]
 
 Three Adam steps (MLP, transformer, small conv net), each timed in pairs against the plain step that ran just before, so
-that the drift of a shared machine cancels; the plain step against itself is the noise. Figures are ratios of CPU time on
-one thread, medians over the rounds. The true peak comes from an allocator shim (built here from C, loaded in front of
-libc) that counts posix_memalign and free and knows nothing of PyTorch.
+that the drift of a shared machine cancels; the plain step against itself is the noise. Figures are ratios of CPU time
+on one thread, medians over the rounds. The true peak comes from an allocator shim (built here from C, loaded in front
+of libc) that counts the memory of tensors where it is taken and given back, and knows nothing of PyTorch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def restart_under_shim() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shim = Path(folder) / "shim.so"
         subprocess.run(
-            [compiler, "-O2", "-shared", "-fPIC", "-o", shim, HERE / "_allocator_shim.c", "-ldl", "-lpthread"], check=True
+            [compiler, "-O2", "-shared", "-fPIC", "-o", shim, HERE / "_allocator_shim.c", "-ldl", "-lpthread"],
+            check=True,
         )
         env = dict(os.environ, LD_PRELOAD=str(shim), ALLOCATOR_SHIM="1", OMP_NUM_THREADS="1")
         sys.exit(subprocess.run([sys.executable, __file__, *sys.argv[1:]], env=env).returncode)
