@@ -10,12 +10,11 @@ from __future__ import annotations
 import base64
 import html
 import numbers
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). The order is that in which the bands
-# of a memory picture are stacked, from the floor up.
+# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). In this order the bands of a memory
+# picture are stacked, from the floor up.
 GROUPS = {
     "parameters": "#0072B2",
     "optimizer state": "#CC79A7",
@@ -46,31 +45,38 @@ def round_bytes(n: float) -> str:
         ('381.47 MiB', '40 B', '-2.00 KiB')
     """
     for size, unit in _UNITS:
-        if abs(n) >= size:
+        # What rounds to a whole unit is one: 1,048,575 B are 1.00 MiB and not 1,024.00 KiB.
+        if round(abs(n) / size * 1024, 2 if size > 1024 else 0) >= 1024:
             return f"{n / size:,.2f} {unit}"
     return f"{n:,.0f} B"
 
 
-def text_width(text: str, size: float = 11) -> float:
-    """Returns an upper estimate, in px, of ``text`` set in a sans-serif face of ``size`` px.
-
-    A kernel cannot ask the browser for font metrics; the widths are those of Helvetica rounded up, so that a label that
-    fits here fits on the screen.
-    """
-    narrow, wide = set("ijlt.,:;|!'()[] /"), set("mwMW@%")
-    em = sum(
-        1.0
-        if unicodedata.east_asian_width(c) in "WF"
-        else 0.36
-        if c in narrow
-        else 0.92
-        if c in wide
-        else 0.70
-        if c.isupper()
-        else 0.58
-        for c in text
+# Width of a character in ems: the larger of Helvetica's and DejaVu Sans', rounded up. What is not here is as wide as the
+# last two say. tests/test_display.py compares with the fonts' own figures.
+_EM = {
+    character: em
+    for em, characters in (
+        (0.36, "fijlI',./:;\\| "),
+        (0.42, "rt!()-[]"),
+        (0.56, 'cszJL"*?_`'),
+        (0.64, "0123456789abdeghknopquvxyFT${}"),
+        (0.72, "ABEKPSVXYZ"),
+        (0.80, "CDGHNOQRU&"),
+        (0.86, "w#+<=>^~"),
+        (0.99, "mMW%"),
     )
-    return em * size
+    for character in characters
+}
+_OTHER_LETTER, _OTHER = 0.80, 1.02
+
+
+def text_width(text: str, size: float = 11) -> float:
+    """Returns an upper estimate, in px, of ``text`` set in the regular face of `FONT`, ``size`` px high.
+
+    A kernel cannot ask the browser for font metrics, nor which of the faces it has. So the widths are those of the
+    widest: a label which fits here fits on the screen.
+    """
+    return size * sum(_EM.get(c) or (_OTHER_LETTER if c.islower() else _OTHER) for c in text)
 
 
 def clip(text: str, width: float, size: float = 11) -> str:
