@@ -16,6 +16,7 @@ WIDTH, HEIGHT = MAX_WIDTH, 330
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 74, 50  # margins of the plot, in px
 _PLOT_W, _PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 _MAX_POINTS = 4096
+_BOLD_14 = 16  # px: bold letters of 14 px are no wider than ordinary ones of this size
 # A pattern repeats what the colour says; parameters and other need none, they are told by being at the floor and grey.
 _HATCH = {
     "optimizer state": '<path d="M0 6L6 0" stroke="#1a1a1a" stroke-width=".7"/>',
@@ -51,9 +52,9 @@ class Curve:
 
 
 def _halved(points: list, key) -> list:
-    """Keeps the higher of every two neighbours, and the last."""
-    kept = [max(points[i : i + 2], key=key) for i in range(0, len(points) - 1, 2)]
-    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
+    """Keeps the first, which is the start, and the last, and the higher of every two neighbours between them."""
+    inner = points[1:-1]
+    return [points[0], *(max(inner[i : i + 2], key=key) for i in range(0, len(inner), 2)), points[-1]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def memory_svg(
         )
         + "</defs>",
         f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="4" fill="{PAPER}" stroke="#8a8a8a"/>',
-        f'<text x="14" y="23" font-size="14" font-weight="bold">{_escape(clip(title, WIDTH - 28, 14.5))}</text>',
+        f'<text x="14" y="23" font-size="14" font-weight="bold">{_escape(clip(title, WIDTH - 28, _BOLD_14))}</text>',
     ]
     parts += _grid(y, top)
     if peak:

@@ -31,30 +31,40 @@ def _extend(curve: Curve, replay: Replay) -> None:
         curve.add(event.operator, event.groups, event.allocated, event.reserved)
 
 
+def _nested(tracker: MemoryTracker) -> list[tuple[str, int, int, int]]:
+    """(name, first event, last event + 1, depth) of the phases in which anything happened, outer before inner."""
+    found: list[tuple[str, int, int, int]] = []
+    ends: list[int] = []
+    # A phase is noted when it ends, so of two with the same events the one noted later lies around the other.
+    for name, first, last in sorted(reversed(tracker.phases), key=lambda p: (p[1], -p[2])):
+        while ends and ends[-1] <= first:
+            ends.pop()
+        if first < last:
+            found.append((name, first, last, len(ends)))
+            ends.append(last)
+    return found
+
+
 def brackets_of(tracker: MemoryTracker) -> list[Bracket]:
     """The phases of a run as operator numbers, outermost first."""
     log, start = tracker._log, tracker._start
-    brackets: list[Bracket] = []
-    for name, first, last in sorted(tracker.phases, key=lambda p: (p[1], -p[2])):
-        if first < last:
-            depth = sum(1 for other in tracker.phases if other[1] <= first and last <= other[2]) - 1
-            brackets.append(Bracket(name, log[start + first][1], log[start + last - 1][1], depth))
-    return brackets
+    return [
+        Bracket(name, log[start + first][1], log[start + last - 1][1], depth)
+        for name, first, last, depth in _nested(tracker)
+    ]
 
 
-def finding(tracker: MemoryTracker, curve: Curve) -> str:
+def finding(tracker: MemoryTracker) -> str:
     """The title of a finished picture: what the run showed, worked out from its figures."""
-    saved = list(GROUPS).index("saved activations")
-    by_phase: dict[str, tuple[int, int]] = {}
-    for bracket in brackets_of(tracker):
-        inside = [p[1][saved] for p in curve.points if bracket.first <= p[0] <= bracket.last]
-        if inside and bracket.depth == 0:
-            by_phase[bracket.name] = inside[0], inside[-1]
-    names = list(by_phase)
-    for number, name in enumerate(names[:-1]):
-        held, (then, left) = by_phase[name][1], by_phase[names[number + 1]]
+    replay, start, held, before = tracker._replay(), tracker._start, 0, ""
+    for name, first, last, depth in _nested(tracker):
+        if depth:
+            continue
+        then = replay.state_after(start + first - 1).totals["saved activations"]
+        left = replay.state_after(start + last - 1).totals["saved activations"]
         if held > 0 and then >= held > 2 * left:
-            return f"{names[number + 1].capitalize()} frees the {round_bytes(held)} that {name} saved for it"
+            return f"{name[:1].upper()}{name[1:]} frees the {round_bytes(held)} that {before} saved for it"
+        held, before = left, name
     peak = tracker.peak
     if peak is None:
         return f"Nothing rises above the {round_bytes(tracker.start_bytes)} of the start"
@@ -94,7 +104,7 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
     """
     curve, peak = curve_of(tracker), tracker.peak
     old = curve_of(before) if before is not None else None
-    heading = title or (finding(tracker, curve) if before is None else comparison(tracker, before))
+    heading = title or (finding(tracker) if before is None else comparison(tracker, before))
     figures = (
         f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)},  "
         f"end {round_bytes(tracker.live_bytes)}"
