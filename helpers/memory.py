@@ -9,7 +9,8 @@ the boundaries between operators, and the same on CPU, CUDA and meta. Not seen a
 
 Bytes of all devices are added up, those of meta tensors too, on which some of PyTorch (``torch.func.jvp``) works out
 shapes. A function of ``torch.compile`` runs uncompiled under any dispatch mode, this one too, and stays uncompiled
-until ``torch._dynamo.reset()``.
+until ``torch._dynamo.reset()``. And under any dispatch mode autograd adds gradients that meet at one node out of place,
+so a peak that lies at such a moment of backward is higher by one of these gradients than without a tracker.
 """
 
 from __future__ import annotations

@@ -551,6 +551,20 @@ def test_double_backward():
     assert_sums_up(tracker)
 
 
+@pytest.mark.parametrize(("branches", "gradients"), [(1, 2), (2, 3), (5, 3)])
+def test_gradients_that_meet_are_added_out_of_place_under_any_mode(branches, gradients):
+    x = numbers(requires_grad=True)
+    h = x * 2
+    loss = sum(h * factor for factor in range(1, branches + 1)).sum()
+    del h
+    with MemoryTracker() as tracker:
+        (gradient,) = torch.autograd.grad(loss, x)
+    # With one branch: what comes out of a product and what comes out of the next. Where two meet there is their sum too,
+    # which without a mode would be written into one of them. The loss's own gradient is one number.
+    assert tracker.peak_bytes == gradients * ROW + FLOAT
+    assert tracker.live_bytes == gradient.nbytes == ROW
+
+
 class Counting:
     """Saved-tensor hooks that count how often they run."""
 
