@@ -559,8 +559,8 @@ def test_gradients_that_meet_are_added_out_of_place_under_any_mode(branches, gra
     del h
     with MemoryTracker() as tracker:
         (gradient,) = torch.autograd.grad(loss, x)
-    # With one branch: what comes out of a product and what comes out of the next. Where two meet there is their sum too,
-    # which without a mode would be written into one of them. The loss's own gradient is one number.
+    # With one branch: what comes out of a product and what comes out of the next. Where two meet there is their sum,
+    # which without a mode would be written into one of them. The gradient of the loss is one number.
     assert tracker.peak_bytes == gradients * ROW + FLOAT
     assert tracker.live_bytes == gradient.nbytes == ROW
 
