@@ -12,6 +12,7 @@ _MAP = {
     "measure_memory": "memory",  # what one call retains, and its peak
     "LiveMemoryPlot": "live",  # a tracker drawn while it runs
     "draw_memory": "live",  # a tracker drawn afterwards
+    "compare_copies": "copies",  # what clone, detach and the others do, a row each
     "draw_graph": "graph",  # what backward will walk, and what it keeps
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?

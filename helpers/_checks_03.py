@@ -1,0 +1,132 @@
+"""What the exercises of chapter 03 (clone, detach, deepcopy) ask for. Stubs and solutions stand in the chapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from helpers._checks import Case, Exercise
+from helpers._checks_01 import storage_just_fits
+from helpers._properties import (
+    RETURNED,
+    Property,
+    Trial,
+    describe,
+    has_own_memory,
+    keeps_no_graph,
+    leaves_alone,
+    returns_tensor,
+    right_dtype,
+    right_shape,
+    right_values,
+)
+
+
+def _on_a_graph(count: int) -> torch.Tensor:
+    return torch.arange(float(count)).requires_grad_() * 2
+
+
+_VALUES = (returns_tensor(), right_shape(), right_dtype(), right_values())
+
+SNAPSHOT = Exercise(
+    name="snapshot",
+    task="return the values of `t` as they are now, with memory of their own and without a graph",
+    parameters=("t",),
+    cases=(
+        Case("a tensor that hangs on a graph", lambda: (_on_a_graph(12).reshape(3, 4),)),
+        Case("a parameter", lambda: (torch.arange(6.0).requires_grad_(),)),
+        Case("a plain tensor", lambda: (torch.arange(5),)),
+    ),
+    expect=lambda t: {RETURNED: torch.from_numpy(t.detach().numpy().copy())},
+    properties=(
+        *_VALUES,
+        has_own_memory("t", "`detach()` cuts the graph and nothing else: a later write to `t` changes your snapshot."),
+        keeps_no_graph(hint="`clone()` is recorded by autograd; a snapshot keeps the whole history alive through it."),
+        leaves_alone("t"),
+    ),
+)
+
+
+def _network() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.arange(float(parameter.numel())).reshape(parameter.shape) + number)
+    return model
+
+
+def _names(t: Trial) -> str | None:
+    if not isinstance(t.result, Mapping):
+        return f"it returned {describe(t.result)}"
+    wanted = sorted(
+        [n for n, _ in t.args["model"].named_parameters()] + [n for n, _ in t.args["model"].named_buffers()]
+    )
+    missing = [name for name in wanted if name not in t.result]
+    return f"{', '.join(missing)} missing" if missing else None
+
+
+def _stays_put(t: Trial) -> str | None:
+    """Trains on, by writing into every tensor of the model, and looks whether the checkpoint noticed."""
+    model = t.args["model"]
+    live: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    before = {name: value.detach().clone() for name, value in live.items()}
+    with torch.no_grad():
+        for value in live.values():
+            value.add_(1)
+        changed = [name for name in live if not torch.equal(t.result[name].detach(), before[name])]
+        for name, value in live.items():
+            value.copy_(before[name])
+    return f"{', '.join(changed)} changed when the model was trained on" if changed else None
+
+
+def _no_graphs(t: Trial) -> str | None:
+    hanging = [name for name, value in t.result.items() if value.grad_fn is not None]
+    return f"{', '.join(hanging)} keep a graph alive" if hanging else None
+
+
+CHECKPOINT = Exercise(
+    name="best_checkpoint",
+    task="return a dictionary of parameters and buffers by name that later training cannot change",
+    parameters=("model",),
+    cases=(
+        Case("a linear layer with batch norm", lambda: (_network(),)),
+        Case("one linear layer", lambda: (nn.Linear(2, 2),)),
+    ),
+    expect=lambda model: {},
+    properties=(
+        Property(
+            "return a dictionary with every parameter and buffer", _names, "`model.state_dict()` names them all.", True
+        ),
+        Property(
+            "stay as it was when training goes on",
+            _stays_put,
+            "`state_dict()`, also in a `dict(...)` around it, holds tensors over the memory that training writes into.",
+        ),
+        Property(
+            "keep no graph", _no_graphs, "A `clone()` of a parameter is recorded; clone what `state_dict()` gives."
+        ),
+    ),
+)
+
+READY = Exercise(
+    name="ready_to_save",
+    task="return the values of `part` with no graph and a storage that just fits",
+    parameters=("part",),
+    cases=(
+        Case("ten of ten thousand, on a graph", lambda: (_on_a_graph(10_000)[:10],)),
+        Case("a column of 100 x 100", lambda: (torch.arange(10_000.0).reshape(100, 100)[:, 3],)),
+        Case("a whole tensor", lambda: (torch.arange(6.0).reshape(2, 3),)),
+    ),
+    expect=lambda part: {RETURNED: torch.from_numpy(part.detach().numpy().copy())},
+    properties=(
+        *_VALUES,
+        storage_just_fits("`deepcopy` and `contiguous()` may bring the whole storage along; `clone()` does not."),
+        keeps_no_graph(hint="What hangs on a graph cannot be saved without it: `detach()` comes first or last."),
+        leaves_alone("part"),
+    ),
+)
+
+EXERCISES = (SNAPSHOT, CHECKPOINT, READY)

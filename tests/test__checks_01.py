@@ -1,0 +1,50 @@
+"""The exercises of chapter 01: right answers pass, and each wrong one hears its own sentence."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from helpers.exercises import check
+
+RIGHT = {
+    "column_view": [lambda x, j: x[:, j], lambda x, j: x.select(1, j), lambda x, j: x.t()[j]],
+    "bytes_kept_alive": [lambda t: t.untyped_storage().nbytes()],
+    "cut_loose": [lambda part: part.clone(), lambda part: part + 0],
+}
+WRONG = [
+    ("column_view", lambda x, j: x[:, [j]], ["shape (3, 1) instead of (3,)"]),
+    ("column_view", lambda x, j: x[:, [j]].squeeze(1), ["the result is a copy", "A list or a tensor as an index"]),
+    ("column_view", lambda x, j: x[j], ["return the right shape"]),
+    ("bytes_kept_alive", lambda t: t.nbytes, ["40 instead of 4,000", "It keeps its whole storage alive"]),
+    ("bytes_kept_alive", lambda t: t.numel(), ["10 instead of 4,000"]),
+    ("bytes_kept_alive", lambda t: t, ["it returned a float32 tensor"]),
+    ("cut_loose", lambda part: part.contiguous(), ["the result is a view of `part`"]),
+    ("cut_loose", lambda part: copy.deepcopy(part), ["4,000 B where its elements need 40 B"]),
+    ("cut_loose", lambda part: part.detach(), ["`detach()` is a view"]),
+    ("cut_loose", lambda part: part.float().clone(), ["return the right dtype"]),
+]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_pass(name):
+    for number, answer in enumerate(RIGHT[name]):
+        result = check(answer, name)
+        assert result.passed, f"answer {number}: {result}"
+
+
+@pytest.mark.parametrize(("name", "answer", "sentences"), WRONG)
+def test_wrong_answers_hear_their_own_sentence(name, answer, sentences):
+    result = check(answer, name)
+    assert not result.passed
+    for sentence in sentences:
+        assert sentence in repr(result), result
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_stub_is_told_from_a_wrong_answer(name):
+    def stub(*args):
+        raise NotImplementedError
+
+    assert "not written yet" in repr(check(stub, name))
