@@ -257,8 +257,8 @@ def _tick(nbytes: float) -> str:
 
 def _phases(brackets: Sequence[Bracket], x) -> list[str]:
     drawn = []
-    for number, bracket in enumerate(b for b in brackets if b.depth == 0):
-        left, right = x(bracket.first), x(max(bracket.last, bracket.first))
+    spans = [(b.name, x(b.first), x(max(b.last, b.first))) for b in brackets if b.depth == 0]
+    for number, (_, left, right) in enumerate(spans):
         if number % 2 == 0:
             drawn.append(
                 f'<rect x="{left:.1f}" y="{TOP}" width="{max(right - left, 1):.1f}" height="{_PLOT_H}" fill="#f1f1f1"/>'
@@ -266,10 +266,26 @@ def _phases(brackets: Sequence[Bracket], x) -> list[str]:
         drawn.append(
             f'<path d="M{left + 1:.1f} {TOP - 2}v-6H{max(right - 1, left + 2):.1f}v6" fill="none" stroke="#555"/>'
         )
-        name = clip(bracket.name, max(right - left, 26))
+    return drawn + _names(spans)
+
+
+def _names(spans: Sequence[tuple[str, float, float]]) -> list[str]:
+    """The names of phases, each over its own or, where that is short, as near as the names beside it let it be."""
+    drawn, end = [], 0.0
+    for i, (name, left, right) in enumerate(spans):
+        limit = float(WIDTH - 8)
+        if i + 1 < len(spans):
+            following, begin, last = spans[i + 1]
+            limit = max(right, (begin + last - text_width(clip(following, last - begin))) / 2 - 6)
+        shown = clip(name, limit - end - 6)
+        half = text_width(shown) / 2
+        if shown == "…" or end + 6 + 2 * half > limit:
+            continue
+        middle = min(max((left + right) / 2, end + 6 + half), limit - half)
+        end = middle + half
         drawn.append(
-            f'<text x="{(left + right) / 2:.1f}" y="{TOP - 12}" text-anchor="middle" stroke="{PAPER}" stroke-width="3" '
-            f'paint-order="stroke">{_escape(name)}</text>'
+            f'<text x="{middle:.1f}" y="{TOP - 12}" text-anchor="middle" stroke="{PAPER}" stroke-width="3" '
+            f'paint-order="stroke">{_escape(shown)}</text>'
         )
     return drawn
 

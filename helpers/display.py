@@ -13,8 +13,8 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). In this order the bands of a memory
-# picture are stacked, from the floor up.
+# One meaning a colour, in every picture (Okabe and Ito's colour-blind safe palette). In this order the bands of a
+# memory picture are stacked, from the floor up.
 GROUPS = {
     "parameters": "#0072B2",
     "optimizer state": "#CC79A7",
@@ -51,8 +51,8 @@ def round_bytes(n: float) -> str:
     return f"{n:,.0f} B"
 
 
-# Width of a character in ems: the larger of Helvetica's and DejaVu Sans', rounded up. What is not here is as wide as the
-# last two say. tests/test_display.py compares with the fonts' own figures.
+# Width of a character in ems: the larger of Helvetica's and DejaVu Sans', rounded up. What is not here is as wide as
+# the last two say. tests/test_display.py compares with the fonts' own figures.
 _EM = {
     character: em
     for em, characters in (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ._memory_picture import Bracket, Curve, Marker, memory_svg
 from ._timeline import Replay
-from .display import GROUPS, LiveOutput, Picture, exact_bytes, round_bytes
+from .display import LiveOutput, Picture, exact_bytes, round_bytes
 from .memory import MemoryTracker
 
 _SECONDS_A_FRAME = 0.1
@@ -36,7 +36,9 @@ def _nested(tracker: MemoryTracker) -> list[tuple[str, int, int, int]]:
     found: list[tuple[str, int, int, int]] = []
     ends: list[int] = []
     # A phase is noted when it ends, so of two with the same events the one noted later lies around the other.
-    for name, first, last in sorted(reversed(tracker.phases), key=lambda p: (p[1], -p[2])):
+    outer_first = list(reversed(tracker.phases))
+    outer_first.sort(key=lambda p: (p[1], -p[2]))
+    for name, first, last in outer_first:
         while ends and ends[-1] <= first:
             ends.pop()
         if first < last:

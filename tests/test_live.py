@@ -1,0 +1,629 @@
+"""A run drawn: the curve against bytes counted by hand, the picture against the curve, the live plot against a clock.
+
+Covers helpers/live.py and its drawer, helpers/_memory_picture.py.
+"""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import re
+import weakref
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers import display, live
+from helpers._memory_picture import HEIGHT, LEFT, WIDTH, Bracket, Curve, Marker, memory_svg
+from helpers.display import GROUPS, round_bytes, text_width
+from helpers.live import LiveMemoryPlot, brackets_of, comparison, curve_of, draw_memory, finding
+from helpers.memory import MemoryTracker
+
+KIB = 1024
+
+
+def test_examples_of_the_docstrings():
+    assert doctest.testmod(live).attempted > 0
+    assert doctest.testmod(live).failed == 0
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A training step of one layer: w and x 4 MiB each; mul keeps x, exp and tanh their results, 4 MiB each."""
+    w, x = torch.rand(KIB, KIB, requires_grad=True), torch.rand(KIB, KIB)
+    optimizer = torch.optim.SGD([w], lr=0.1, momentum=0.9)
+    with MemoryTracker(w, optimizer, x) as tracker:
+        with tracker.phase("forward"):
+            loss = (x * w).exp().tanh().sum()
+        with tracker.phase("backward"):
+            loss.backward()
+        with tracker.phase("update"):
+            optimizer.step()
+    return tracker
+
+
+def zeros(*sizes: int) -> MemoryTracker:
+    """A run that allocates zeros of so many KiB one after the other and frees all but the last."""
+    with MemoryTracker() as tracker:
+        for size in sizes:
+            kept = torch.zeros(size * KIB, dtype=torch.uint8)  # noqa: F841
+    return tracker
+
+
+# ---------------------------------------------------------------------------------------------------- the curve
+
+
+def test_curve_is_what_was_counted_by_hand():
+    existing = torch.zeros(2 * KIB, dtype=torch.uint8)
+    weight = torch.nn.Parameter(torch.zeros(KIB, dtype=torch.uint8), requires_grad=False)
+    module = torch.nn.Module()
+    module.weight = weight
+    with MemoryTracker(existing, module) as tracker:
+        a = torch.zeros(3 * KIB, dtype=torch.uint8)
+        b = torch.zeros(4 * KIB, dtype=torch.uint8)
+        del a
+        del b
+    by_hand = [(0, 1, 2), (1, 1, 5), (2, 1, 9), (2, 1, 6), (2, 1, 2)]  # operator, KiB of parameters, KiB of others
+    groups = list(GROUPS)
+    assert curve_of(tracker).points == [
+        (op, tuple({"parameters": p * KIB, "other": o * KIB}.get(g, 0) for g in groups)) for op, p, o in by_hand
+    ]
+    assert curve_of(tracker).top == 10 * KIB == tracker.peak_bytes
+    assert curve_of(tracker).device_lines == []
+
+
+def test_curve_is_the_timeline(step):
+    points = curve_of(step).points
+    assert points[0] == (0, tuple({"parameters": 2**22, "other": 2**22}.get(g, 0) for g in GROUPS))
+    assert [(p[0], sum(p[1])) for p in points[1:]] == [(e.operator, e.live_bytes) for e in step.timeline]
+    assert [dict(zip(GROUPS, p[1])) for p in points[1:]] == [e.groups for e in step.timeline]
+
+
+def test_curve_of_a_long_run_is_small_and_keeps_start_peak_and_end():
+    curve = Curve()
+    for i in range(100_000):
+        total = 10**9 if i == 31_337 else 500 + i % 7
+        curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": total}, allocated=total, reserved=2 * total)
+    assert len(curve.points) <= 4096 and len(curve.device_lines) <= 4096
+    assert curve.top == 10**9
+    assert (31_337, 10**9) in [(p[0], sum(p[1])) for p in curve.points]
+    assert max(r for _, _, r in curve.device_lines) == 2 * 10**9
+    assert curve.points[0][0] == 0 and sum(curve.points[0][1]) == 500, "what existed before the start"
+    assert curve.points[-1][0] == 99_999
+    operators = [p[0] for p in curve.points]
+    assert operators == sorted(set(operators))
+    assert len(curve.points) > 1000, "thinned, and not thrown away"
+    assert Curve().top == 0
+
+
+def test_peak_of_a_long_run_is_in_the_picture():
+    curve = Curve()
+    for i in range(100_000):
+        curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": 10**9 if i == 31_337 else 500})
+    picture = Drawn(memory_svg(curve, title="t", figures="f"))
+    assert max(height for _, height in picture.tops["other"]) == pytest.approx(picture.scale * 10**9, abs=0.2)
+
+
+# ---------------------------------------------------------------------------------------------------- phases
+
+
+def test_brackets_span_the_operators_of_their_phase():
+    with MemoryTracker() as tracker:
+        with tracker.phase("one"):
+            a = torch.zeros(4)
+            b = torch.zeros(4)
+        with tracker.phase("nothing happens"):
+            pass
+        with tracker.phase("two"):
+            c = torch.zeros(4)
+            with tracker.phase("inner"):
+                d = torch.zeros(4)
+    assert brackets_of(tracker) == [Bracket("one", 1, 2), Bracket("two", 3, 4), Bracket("inner", 4, 4, depth=1)]
+    del a, b, c, d
+
+
+def test_phase_around_another_with_the_same_events_is_the_outer_one():
+    with MemoryTracker() as tracker, tracker.phase("epoch"), tracker.phase("step"):
+        kept = torch.zeros(4)
+    assert brackets_of(tracker) == [Bracket("epoch", 1, 1), Bracket("step", 1, 1, depth=1)]
+    assert "epoch" in Drawn(draw_memory(tracker).svg).words
+    del kept
+
+
+# ---------------------------------------------------------------------------------------------------- titles
+
+
+def test_title_of_a_training_step(step):
+    assert finding(step) == "Backward frees the 12.00 MiB that forward saved for it"
+
+
+def test_title_does_not_say_that_backward_frees_what_it_keeps():
+    w, x = torch.rand(64, 64, requires_grad=True), torch.rand(64, 64)
+    with MemoryTracker(w, x) as tracker:
+        with tracker.phase("forward"):
+            y = w.exp()
+            loss = y.sum()
+        with tracker.phase("backward"):
+            loss.backward(retain_graph=True)
+    assert "frees" not in finding(tracker)
+    with MemoryTracker(w, x) as tracker:
+        with tracker.phase("forward"):
+            loss = w.exp().sum()
+        with tracker.phase("backward"):
+            loss.backward()
+    assert finding(tracker) == "Backward frees the 16.00 KiB that forward saved for it", "the control"
+    del y
+
+
+def test_title_keeps_the_readers_spelling():
+    w = torch.rand(64, 64, requires_grad=True)
+    with MemoryTracker(w) as tracker:
+        with tracker.phase("my GPU step"):
+            loss = w.exp().sum()
+        with tracker.phase("bACK"):
+            loss.backward()
+    assert finding(tracker) == "BACK frees the 16.00 KiB that my GPU step saved for it"
+
+
+def test_title_of_a_long_step_is_exact():
+    w = torch.rand(64, 64, requires_grad=True)
+    with MemoryTracker(w) as tracker:
+        with tracker.phase("forward"):
+            for _ in range(5000):  # far more events than the curve keeps
+                torch.zeros(4)
+            loss = w.exp().sum()
+        with tracker.phase("backward"):
+            loss.backward()
+        with tracker.phase("after"):
+            for _ in range(5000):
+                torch.zeros(4)
+    assert len(tracker.timeline) > 20_000
+    assert finding(tracker) == "Backward frees the 16.00 KiB that forward saved for it"
+
+
+def test_title_of_a_run_in_which_nothing_rises():
+    x = torch.zeros(KIB)
+    with MemoryTracker(x) as tracker:
+        x.add_(1)
+    assert finding(tracker) == "Nothing rises above the 4.00 KiB of the start"
+    picture = draw_memory(tracker)
+    assert "peak 4.00 KiB" in picture.alt and picture.data["peak"] is None
+    Drawn(picture.svg).check()
+
+
+def test_title_of_any_other_run():
+    x = torch.zeros(2 * KIB, dtype=torch.uint8)
+    with MemoryTracker(x) as tracker, tracker.phase("making"):
+        y = torch.zeros(3 * KIB, dtype=torch.uint8)
+    assert finding(tracker) == "The peak is 5.00 KiB in making, 3.00 KiB over the start"
+    del y
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "title", "change"),
+    [
+        (8, 4, "The peak falls from 8.00 KiB to 4.00 KiB", "-4.00 KiB"),
+        (4, 8, "The peak rises from 4.00 KiB to 8.00 KiB", "+4.00 KiB"),
+        (4, 4, "The peak stays at 4.00 KiB", "0 B"),
+    ],
+)
+def test_title_of_a_comparison(before, now, title, change):
+    before, now = zeros(before), zeros(now)
+    assert comparison(now, before) == title
+    picture = draw_memory(now, before=before)
+    assert picture.alt.startswith(title + ". ")
+    assert f", {change} at the peak against the run before." in picture.alt
+    drawn = Drawn(picture.svg)
+    drawn.check()
+    assert title in drawn.words and "before" in drawn.words
+    assert "before" not in Drawn(draw_memory(now).svg).words
+
+
+def test_own_title_is_taken():
+    picture = draw_memory(zeros(4), title="Zeros <cost> & stay")
+    assert picture.alt.startswith("Zeros <cost> & stay. ")
+    assert "Zeros <cost> & stay" in Drawn(picture.svg).words
+
+
+# ---------------------------------------------------------------------------------------------------- words
+
+
+def test_peak_is_told_with_operator_and_line(step):
+    peak = step.peak
+    told = f"peak {round_bytes(step.peak_bytes)}: {peak.op}, {peak.line}"
+    assert told in Drawn(draw_memory(step).svg).words
+    source = open(__file__).read().splitlines()  # noqa: SIM115
+    assert str(peak.line).split(": ", 1)[1] in {line.strip() for line in source}
+
+
+def test_alt_text_carries_the_numbers(step):
+    alt = draw_memory(step).alt
+    assert alt.startswith(finding(step))
+    assert f"over {step.operators:,} operators" in alt
+    for word, nbytes in (("start", step.start_bytes), ("peak", step.peak_bytes), ("end", step.live_bytes)):
+        assert f"{word} {round_bytes(nbytes)}" in alt
+    for group, nbytes in step.at_peak.items():
+        assert (f"{group} {nbytes:,} B" in alt) == bool(nbytes)
+    assert step.start_bytes == 2**23, "by hand: w and x"
+    assert "start 8.00 MiB" in alt
+
+
+def test_alt_text_of_an_empty_run():
+    with MemoryTracker() as tracker:
+        pass
+    picture = draw_memory(tracker)
+    assert picture.alt.endswith("Alive at the peak: nothing.")
+    Drawn(picture.svg).check()
+
+
+# ---------------------------------------------------------------------------------------------------- the drawing
+
+NS = "{http://www.w3.org/2000/svg}"
+
+
+class Drawn:
+    """A picture read back: its texts with their extent, and the bands as heights over x."""
+
+    def __init__(self, svg: str):
+        self.root = ET.fromstring(svg)  # raises unless it is well-formed
+        self.texts = []
+        for e in self.root.iter(f"{NS}text"):
+            size = float(e.get("font-size", self.root.get("font-size")))
+            # Bold letters are a seventh wider; tests/test_display.py compares ordinary ones with the fonts.
+            width = text_width(e.text, size) * (1.14 if e.get("font-weight") == "bold" else 1)
+            x = float(e.get("x")) - {"start": 0, "middle": width / 2, "end": width}[e.get("text-anchor", "start")]
+            self.texts.append((e.text, x, x + width, float(e.get("y")), size))
+        self.words = [t[0] for t in self.texts]
+        self.bands = {
+            group: next((e for e in self.root.iter(f"{NS}path") if e.get("fill") == colour), None)
+            for group, colour in GROUPS.items()
+        }
+        self.outlines = {g: self._read(e.get("d")) for g, e in self.bands.items() if e is not None}
+        self.tops = {g: [(x, self.floor - y) for x, y in roof] for g, (roof, _) in self.outlines.items()}
+
+    # The plot's floor is the grid line that is labelled 0; the scale follows from the next line up and its label.
+    @property
+    def floor(self) -> float:
+        return next(y for text, _, right, y, _ in self.texts if text == "0" and right < LEFT) - 4
+
+    @property
+    def scale(self) -> float:
+        """px for each byte."""
+        units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+        best = max(
+            (self.floor + 4 - y, text)
+            for text, _, right, y, _ in self.texts
+            if right < LEFT and re.fullmatch(r"[\d.,]+ \w+", text)
+        )
+        figure, unit = best[1].split()
+        return best[0] / (float(figure.replace(",", "")) * units[unit])
+
+    @staticmethod
+    def _read(path: str) -> tuple[list, list]:
+        """(roof, floor) of a band, each as points from the left."""
+        there, back = path.split("L")
+        roof, x, y = [], *map(float, re.match(r"M([\d.]+) ([\d.]+)", there).groups())
+        roof.append((x, y))
+        for px, py in re.findall(r"H([\d.]+)V([\d.]+)", there):
+            roof.append((float(px), float(py)))
+        floor, (x, y) = [], map(float, re.match(r"([\d.]+) ([\d.]+)", back).groups())
+        for px, py in re.findall(r"H([\d.]+)V([\d.]+)", back):
+            floor.append((float(px), y))
+            y = float(py)
+        floor.append((roof[0][0], y))
+        return roof, floor[::-1]
+
+    def check(self) -> None:
+        assert (float(self.root.get("width")), float(self.root.get("height"))) == (700, HEIGHT)
+        assert WIDTH == 700
+        for text, left, right, y, size in self.texts:
+            assert left >= 0 and right <= 700, f"{text!r} reaches from {left:.0f} to {right:.0f} px"
+            assert size <= y <= HEIGHT - 2
+            assert size >= 11
+        colours = set(GROUPS.values())
+        named = {c for c in colours if any(e.get("fill") == c for e in self.root.iter(f"{NS}path"))}
+        for group, colour in GROUPS.items():
+            if colour in named:
+                assert group in self.words, f"{group} is told by its colour alone"
+        # What lies behind is the picture's own paper, so both themes show the same.
+        first = self.root.find(f"{NS}rect")
+        assert first.get("fill") == display.PAPER
+        assert float(first.get("width")) >= 698
+
+
+def test_picture_fits_and_is_legible(step):
+    drawn = Drawn(draw_memory(step).svg)
+    drawn.check()
+    assert {"forward", "backward", "update"} <= set(drawn.words)
+
+
+def test_a_text_that_leaves_the_picture_would_be_seen(step):
+    svg = draw_memory(step).svg.replace('text-anchor="end">operators', ">operators")
+    with pytest.raises(AssertionError, match=r"'operators run: .*' reaches from 686"):
+        Drawn(svg).check()
+
+
+@pytest.mark.parametrize("length", [10, 80, 400])
+def test_long_words_are_cut_to_fit(length):
+    with MemoryTracker() as tracker, tracker.phase("W" * length):
+        kept = torch.zeros(KIB)
+    curve = curve_of(tracker)
+    words = "MW@% " * (length // 5)
+    svg = memory_svg(
+        curve,
+        title=words,
+        figures=words,
+        brackets=brackets_of(tracker),
+        peak=Marker(tracker.peak.operator, tracker.peak_bytes, words),
+        before=curve,
+    )
+    Drawn(svg).check()
+    del kept
+
+
+def test_names_of_phases_are_whole_where_there_is_room_and_never_overlap():
+    curve = Curve()
+    for i in range(1001):
+        curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": 100})
+
+    def names(*brackets):
+        drawn = Drawn(memory_svg(curve, title="t", figures="f", brackets=[Bracket(*b) for b in brackets]))
+        drawn.check()
+        return [t for t in drawn.texts if t[3] == 62]
+
+    assert [t[0] for t in names(("forward", 1, 500), ("backward", 501, 990), ("update", 992, 995))] == [
+        "forward",
+        "backward",
+        "update",
+    ]
+    many = names(*((f"step number {i}", i, i) for i in range(1, 1000, 9)))
+    assert all(one[2] <= other[1] for one, other in pairwise(many))
+    crowded = names(("a rather long name", 400, 404), ("and one more of these", 405, 409), ("last", 410, 999))
+    assert all(one[2] <= other[1] for one, other in pairwise(crowded))
+
+
+def test_source_lines_cannot_become_markup():
+    svg = memory_svg(curve_of(zeros(4)), title="a < b & c", figures="</svg>", peak=Marker(1, 4 * KIB, "x[i<j] & '\"'"))
+    assert {"a < b & c", "</svg>", "x[i<j] & '\"'"} <= set(Drawn(svg).words)
+
+
+def test_bands_are_stacked_to_the_total(step):
+    drawn = Drawn(draw_memory(step).svg)
+    present = [g for g in GROUPS if any(e.groups[g] for e in step.timeline) or g in ("parameters", "other")]
+    assert list(drawn.outlines) == present
+    # Each band stands on the one before it, the first on the floor.
+    below = None
+    for group in present:
+        roof, floor = drawn.outlines[group]
+        assert [x for x, _ in roof] == [x for x, _ in floor]
+        expected = [drawn.floor] * len(floor) if below is None else [y for _, y in below]
+        assert [y for _, y in floor] == pytest.approx(expected, abs=0.11)
+        below = roof
+    # The heights are the bytes: of every operator with one event alone, as where several share a px one is drawn.
+    heights = {g: {round(x, 1): f - r for (x, r), (_, f) in zip(*drawn.outlines[g])} for g in present}
+    points = curve_of(step).points
+    xs = sorted(heights["other"])
+    assert xs[0] == LEFT
+    for group in present:
+        number = list(GROUPS).index(group)
+        assert heights[group][LEFT] == pytest.approx(points[0][1][number] * drawn.scale, abs=0.3)
+        at_peak = max(points, key=lambda p: sum(p[1]))[1]
+        top = min(drawn.tops[present[-1]], key=lambda p: -p[1])[0]
+        assert heights[group][top] == pytest.approx(at_peak[number] * drawn.scale, abs=0.3)
+    assert drawn.tops[present[-1]][-1][1] == pytest.approx(step.live_bytes * drawn.scale, abs=0.5)
+
+
+def test_colour_is_repeated_by_a_pattern(step):
+    drawn = Drawn(draw_memory(step).svg)
+    patterns = {e.get("id") for e in drawn.root.iter(f"{NS}pattern")}
+    for group in ("optimizer state", "gradients", "saved activations"):
+        twin = next(
+            e for e in drawn.root.iter(f"{NS}path") if e.get("fill") == f"url(#hatch-{group.replace(' ', '-')})"
+        )
+        assert twin.get("d") == drawn.bands[group].get("d")
+        assert f"hatch-{group.replace(' ', '-')}" in patterns
+
+
+def test_the_same_run_gives_the_same_picture():
+    assert draw_memory(zeros(4, 8, 2)).svg == draw_memory(zeros(4, 8, 2)).svg
+    assert draw_memory(zeros(4, 8, 2)).svg != draw_memory(zeros(4, 9, 2)).svg
+
+
+def test_allocator_has_lines_with_names():
+    curve = Curve()
+    for i in range(20):
+        curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": 100 * i}, allocated=120 * i, reserved=4096)
+    drawn = Drawn(memory_svg(curve, title="t", figures="f"))
+    drawn.check()
+    assert {"allocated", "reserved"} <= set(drawn.words)
+    assert "reserved" not in Drawn(draw_memory(zeros(4)).svg).words
+
+
+# ---------------------------------------------------------------------------------------------------- live
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(live, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Plays a notebook; returns the bundles that came to its one place."""
+    import IPython
+    import IPython.display
+
+    bundles = []
+    handle = SimpleNamespace(update=lambda bundle, raw: bundles.append(bundle))
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setattr(IPython.display, "display", lambda b, raw, display_id: bundles.append(b) or handle)
+    return bundles
+
+
+def test_frames_come_at_most_ten_times_a_second(clock):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        for _ in range(1000):  # 2 s, with two events each 2 ms
+            torch.zeros(4)
+            clock.now += 0.002
+    assert 15 <= plot.frames <= 21
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        for _ in range(10):  # the control: slow work gets a frame for each operator
+            clock.now += 1
+            kept = torch.zeros(4)
+    assert plot.frames == 11
+    del kept
+
+
+def test_a_frame_tells_what_is_now(clock, shown):
+    x = torch.zeros(2 * KIB, dtype=torch.uint8)
+    with MemoryTracker(x) as tracker, LiveMemoryPlot(tracker):
+        with tracker.phase("making"):
+            clock.now += 1
+            y = torch.zeros(3 * KIB, dtype=torch.uint8)
+        clock.now += 1
+        del y
+    said = [bundle["text/plain"] for bundle in shown]
+    assert said[:3] == [
+        "Now 2.00 KiB; start 2.00 KiB, peak 2.00 KiB so far",
+        "Now 5.00 KiB in making; start 2.00 KiB, peak 5.00 KiB so far",
+        "Now 2.00 KiB; start 2.00 KiB, peak 5.00 KiB so far",
+    ]
+    for bundle in shown[:-1]:
+        svg = bundle["text/html"]
+        assert svg.startswith('<svg role="img" aria-label="Now ')
+        Drawn(svg).check()
+    assert shown[-1]["text/html"].startswith("<img alt="), "the last is the picture that an untrusted file shows"
+    assert said[-1] == draw_memory(tracker).alt
+
+
+def test_frames_all_have_one_height(clock, shown):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        kept = []
+        for size in (1, 100, 10_000, 1_000_000):
+            clock.now += 1
+            kept.append(torch.zeros(size))
+    frames = [ET.fromstring(bundle["text/html"]) for bundle in shown[:-1]]
+    assert len(frames) == 5
+    assert {(frame.get("width"), frame.get("height")) for frame in frames} == {("700", str(HEIGHT))}
+    assert ET.fromstring(plot.picture.svg).get("height") == str(HEIGHT)
+
+
+def test_outside_a_notebook_nothing_is_printed(capsys):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        torch.zeros(4)
+    assert capsys.readouterr() == ("", "")
+    assert plot.picture.alt == draw_memory(tracker).alt
+
+
+def test_title_and_run_before_reach_the_picture():
+    before = zeros(8)
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker, title="Half of it", before=before) as plot:
+        kept = torch.zeros(KIB)
+    assert plot.picture.alt.startswith("Half of it. ")
+    assert "-4.00 KiB at the peak against the run before" in plot.picture.alt
+    del kept
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_after_the_block_the_tracker_is_as_before_and_the_picture_finished(error, shown):
+    listener = []
+    tracker = MemoryTracker()
+    tracker.listener = mine = lambda: listener.append(tracker.live_bytes)
+    plot = LiveMemoryPlot(tracker)
+    kept = []
+    try:
+        with tracker, plot:
+            kept.append(torch.zeros(KIB))
+            if error:
+                raise error
+    except BaseException as raised:
+        assert type(raised) is error
+    else:
+        assert error is None
+    assert tracker.listener is mine
+    assert listener == [4 * KIB], "a listener that was there before is still called"
+    assert plot.picture.alt.startswith("The peak is 4.00 KiB")
+    assert shown[-1] == plot.picture._repr_mimebundle_()
+
+
+def test_interrupt_while_a_frame_is_drawn_leaves_the_picture(clock, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    tracker = MemoryTracker()
+    with pytest.raises(KeyboardInterrupt), tracker, LiveMemoryPlot(tracker) as plot:
+        kept = torch.zeros(KIB)
+        monkeypatch.setattr(plot._output, "frame", interrupted)
+        clock.now += 1
+        kept = torch.zeros(KIB)  # noqa: F841
+    assert tracker.listener is None
+    assert plot.picture.alt.startswith("The peak is 8.00 KiB")
+    # No mode stays behind: what is made now is counted by nobody.
+    count = tracker.operators
+    torch.zeros(4)
+    assert tracker.operators == count
+
+
+def test_plots_nest(clock):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as outer:
+        clock.now += 1
+        a = torch.zeros(KIB)
+        with LiveMemoryPlot(tracker, title="inner") as inner:
+            clock.now += 1
+            b = torch.zeros(KIB)
+        clock.now += 1
+        c = torch.zeros(KIB)
+    assert (outer.frames, inner.frames) == (4, 2)
+    assert "peak 8.00 KiB" in inner.picture.alt and "peak 12.00 KiB" in outer.picture.alt
+    assert tracker.listener is None
+    del a, b, c
+
+
+def test_plots_of_nested_trackers_each_draw_their_own(clock):
+    with MemoryTracker() as one, LiveMemoryPlot(one) as outer:
+        a = torch.zeros(KIB)
+        with MemoryTracker() as two, LiveMemoryPlot(two) as inner:
+            b = torch.zeros(2 * KIB)
+    assert "peak 12.00 KiB" in outer.picture.alt
+    assert "peak 8.00 KiB" in inner.picture.alt
+    del a, b
+
+
+def test_only_a_tracker_can_be_plotted():
+    with pytest.raises(
+        TypeError, match=r"expected a MemoryTracker, got Linear: with MemoryTracker\(model\) as tracker"
+    ):
+        LiveMemoryPlot(torch.nn.Linear(2, 2))
+
+
+def test_nothing_is_kept_alive(clock, shown):
+    w = torch.rand(64, 64, requires_grad=True)
+    storages = []
+    with MemoryTracker(w) as tracker, LiveMemoryPlot(tracker) as plot:
+        clock.now += 1
+        hidden = w.exp()
+        storages.append(weakref.ref(hidden.untyped_storage()))
+        clock.now += 1
+        loss = hidden.sum()
+        loss.backward()
+        storages += [weakref.ref(w.grad.untyped_storage()), weakref.ref(w.untyped_storage())]
+    assert all(ref() is not None for ref in storages), "the control: they are alive while the reader holds them"
+    picture = plot.picture
+    w.grad = None
+    del hidden, loss, w
+    gc.collect()
+    assert [ref() for ref in storages] == [None, None, None]
+    assert picture.alt and tracker.timeline and plot.frames
