@@ -231,3 +231,60 @@ def test_import_is_light(root):
 
 def test_the_check_for_light_imports_can_fail(root):
     assert heavy_imports("import helpers, graphviz", root) == {"graphviz"}
+
+
+# ---------------------------------------------------------------------------------------------------- available_bytes
+
+
+@pytest.fixture
+def meminfo(monkeypatch):
+    """Returns a function that gives /proc/meminfo another text, or an error instead of one."""
+    import builtins
+    import io
+
+    really_open = builtins.open
+
+    def plays(answer):
+        def open_(file, *args, **kwargs):
+            if file != "/proc/meminfo":
+                return really_open(file, *args, **kwargs)
+            if isinstance(answer, Exception):
+                raise answer
+            return io.StringIO(answer)
+
+        monkeypatch.setattr(builtins, "open", open_)
+
+    return plays
+
+
+def test_available_bytes_are_the_kernels_estimate(meminfo):
+    # The kernel writes kB and means 1,024 bytes. Free memory is less, as caches are given up without loss.
+    meminfo("MemTotal:  8000000 kB\nMemFree:  100 kB\nMemAvailable:  4000000 kB\nBuffers:  7 kB\n")
+    assert environment.available_bytes() == 4_096_000_000
+    assert environment.available_bytes("cpu") == 4_096_000_000
+
+
+@pytest.mark.parametrize("answer", [FileNotFoundError("/proc/meminfo"), "MemTotal: 8000000 kB\nMemFree: 100 kB\n", ""])
+def test_without_an_estimate_it_is_half_of_the_memory(meminfo, monkeypatch, answer):
+    meminfo(answer)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2_000_000}.get)
+    assert environment.available_bytes() == 4_096_000_000
+
+
+def test_available_bytes_of_this_machine_are_less_than_it_has():
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < environment.available_bytes() < physical
+
+
+def test_available_bytes_of_a_gpu_are_what_the_driver_says(monkeypatch):
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (3, 16))
+    assert environment.available_bytes("cuda:1") == 3
+    assert asked == ["cuda:1"]
+
+
+def test_available_bytes_of_no_device_is_refused():
+    with pytest.raises(RuntimeError, match="gpu"):
+        environment.available_bytes("gpu")

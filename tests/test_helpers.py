@@ -1,0 +1,74 @@
+"""The package map: each name loads, an unknown one is answered with what there is, and the map alone loads nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from types import ModuleType
+
+import pytest
+
+import helpers
+
+HEAVY = {"torch", "numpy", "matplotlib", "IPython", "ipywidgets", "graphviz", "torchviz"}
+
+
+def test_map_names_something():
+    assert {"MemoryTracker", "measure_memory", "draw_graph", "predict", "check", "setup"} <= set(helpers.__all__)
+    assert helpers.__all__ == sorted(set(helpers.__all__))
+
+
+@pytest.mark.parametrize("name", helpers.__all__)
+def test_every_public_name_loads_and_is_documented(name):
+    thing = getattr(helpers, name)
+    assert not isinstance(thing, ModuleType), "a module of the same name hides it"
+    assert callable(thing) and thing.__name__ == name
+    assert thing.__module__.startswith("helpers.")
+    assert thing.__doc__ and thing.__doc__.strip()
+    assert name in dir(helpers)
+
+
+def test_names_load_by_star():
+    names: dict = {}
+    exec("from helpers import *", names)
+    assert set(helpers.__all__) <= set(names)
+
+
+def test_unknown_name_is_answered_with_what_there_is():
+    with pytest.raises(AttributeError) as caught:
+        helpers.MemoryTraker  # noqa: B018
+    said = str(caught.value)
+    assert said.startswith("helpers has no 'MemoryTraker'; it offers ")
+    assert all(name in said for name in helpers.__all__)
+    with pytest.raises(ImportError, match="MemoryTraker"):
+        exec("from helpers import MemoryTraker")
+    assert not hasattr(helpers, "MemoryTraker")
+
+
+def test_version_is_the_projects(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert helpers.__version__ == project["version"]
+
+
+def test_map_has_a_line_on_every_name(root):
+    source = (root / "helpers" / "__init__.py").read_text()
+    entries = re.findall(r'^    "(\w+)": "(\w+)",(  # \S.*)?$', source, re.M)
+    assert {name for name, _, _ in entries} == set(helpers.__all__)
+    assert not [name for name, _, words in entries if not words]
+
+
+def imported(statement: str, root) -> set[str]:
+    """Returns which of `HEAVY` a fresh interpreter has imported after ``statement``."""
+    code = f"import sys; {statement}; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    return HEAVY & set(done.stdout.split())
+
+
+def test_import_of_the_map_loads_nothing_heavy(root):
+    assert imported("import helpers, helpers.display; dir(helpers), helpers.Table", root) == set()
+
+
+def test_the_check_for_heavy_imports_can_fail(root):
+    assert "torch" in imported("import helpers; helpers.MemoryTracker", root)
