@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ._autograd import storages_of
 from ._source import Found
-from ._timeline import ALLOC, FREE, RESIZE
+from ._timeline import ALLOC, FREE, RESIZE, Log
 
 ALLOCATOR = "cuda"  # the type of the devices whose caching allocator keeps figures of its own
 
@@ -46,7 +46,7 @@ class Ledger:
         self._op_line: Found | None = None  # between an operator's start and its result, if known already
         self._func: Any = None
         self._phase_names: list[str] = [""]
-        self._log: list[tuple] = []
+        self._log = Log()
         self._start = self._peak = 0  # how many entries the log had at the start, and at the peak
         # By the address of the StorageImpl. Addresses are reused at once, so the reference is always asked too.
         self._storages: dict[int, Known] = {}
@@ -157,7 +157,7 @@ class Ledger:
                 line = self._op_line if kind is not FREE and self._op_line is not None else self._line()
             live = self.live_bytes = self.live_bytes + delta
             phase, number, counted = self._phase_names[-1], known.number, known.counted
-            self._log.append((kind, self.operators, func, line, phase, live, delta, number, counted, figures))
+            self._log.flat += (kind, self.operators, func, line, phase, live, delta, number, counted, figures)
             if live > self.peak_bytes:
                 self.peak_bytes, self._peak = live, len(self._log)
         finally:

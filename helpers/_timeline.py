@@ -15,6 +15,30 @@ PRECEDENCE = ("parameters", "optimizer state", "gradients", "saved activations")
 ALLOC, FREE, RESIZE = "alloc", "free", "resize"
 
 
+class Log:
+    """The events as they come: `FIELDS` of them each, kept flat in one list.
+
+    A tuple for each would be one more object that Python's garbage collector goes through again and again; on small
+    operators that costs more than to write the event down.
+    """
+
+    __slots__ = ("flat",)
+
+    FIELDS = ("kind", "operator", "func", "line", "phase", "live", "delta", "storage", "nbytes", "cuda")
+
+    def __init__(self) -> None:
+        self.flat: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.flat) // len(self.FIELDS)
+
+    def __getitem__(self, index: int) -> tuple:
+        width = len(self.FIELDS)
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no entry {index}; the log has {len(self)}")
+        return tuple(self.flat[index * width : (index + 1) * width])
+
+
 class Event(NamedTuple):
     """One change of the live memory.
 
@@ -70,13 +94,13 @@ class Replay:
     """Runs the log of a tracker forward, event by event, and keeps which storage serves as what.
 
     Args:
-        log: tuples (kind, operator number, func, found line, phase, live, delta, storage number, nbytes, cuda).
+        log: a `Log`, or a list of tuples of its `FIELDS`.
         marks: tuples (event number, storage number, group, +1 or -1): a storage began or ceased to serve as ``group``
             before the event of that number. In order of that number for an exact replay; a live picture passes the
             growing list itself, and a mark that comes late then counts from when it came.
     """
 
-    def __init__(self, log: list[tuple], marks: list[tuple]):
+    def __init__(self, log: Log | list[tuple], marks: list[tuple]):
         self.log, self.marks = log, marks
         self.totals = dict.fromkeys(GROUPS, 0)
         self.alive: dict[int, tuple[int, str, int]] = {}  # storage number -> (nbytes, group, number of its first event)
