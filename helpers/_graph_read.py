@@ -15,6 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from helpers._graph_records import Graph, Leaf, Operator, Output, SavedSlot, Storage, dtype_text, shape_text
+from helpers._graph_slots import kept_by, used_bytes, whole_bytes
 
 NO_GRAPH = "no graph: requires_grad is False"
 
@@ -65,7 +66,6 @@ class Reader:
         self.output_at: dict[Any, str] = {}
         self.aliases: dict[Any, str] = {}
         self.keep: list[torch.Tensor] = []
-        self.slots_of: dict[type, list[str]] = {}
         # The reader's own names come first; the first name wins, as in `named_parameters`.
         self.known: dict[Any, list[tuple[str, str, torch.Tensor]]] = {}
         for name, tensor in names.items():
@@ -151,6 +151,9 @@ class Reader:
         if self.show_saved:  # after the walk: which storages belong to leaves is known only then
             for name, node in nodes.items():
                 self._read_saved(self.graph.operators[name], node)
+            for key, letter in self.letters.items():
+                # Nobody holds it now that we have let go: an unpack hook made it for us.
+                self.graph.storages[letter].made_anew = isinstance(key, StorageWeakRef) and key.expired()
         return finished
 
     def _operator(self, node: Any) -> Operator:
@@ -164,7 +167,9 @@ class Reader:
         shape = shapes[0] if shapes else ""
         if len(shapes) > 1:
             shape = f"{len(shapes)} outputs, {shapes[0]}" + ("" if len(set(shapes)) == 1 else ", ...")
-        operator = Operator(self._number(name), name, shape, alias=self.aliases.get(node, ""))
+        operator = Operator(
+            self._number(name), name, shape, alias=self.aliases.get(node, ""), sequence=node._sequence_nr()
+        )
         self.graph.operators[operator.id] = operator
         return operator
 
@@ -181,9 +186,10 @@ class Reader:
             name or leaf_id.replace("_", " "),
             kind,
             _shape(tensor),
-            _whole_bytes(tensor),
+            whole_bytes(tensor),
             storage=sharing[0][0] if sharing else leaf_id,
             requires_grad=tensor.requires_grad,
+            is_parameter=isinstance(tensor, torch.nn.Parameter),
         )
         sharing.append((leaf_id, tensor))
         return leaf
@@ -191,51 +197,9 @@ class Reader:
     # --- saved tensors ---
 
     def _read_saved(self, operator: Operator, node: Any) -> None:
-        kind = type(node)
-        if kind not in self.slots_of:
-            if isinstance(node, BackwardCFunction):
-                names = ["_raw_saved_tensors"]
-            else:
-                names = sorted(name for name in dir(kind) if name.startswith("_raw_saved_"))
-                # "self" first and "other" second, as they are written; the rest by name.
-                names.sort(key=lambda name: ("self" not in name, "other" not in name))
-            self.slots_of[kind] = names
-        for attribute in self.slots_of[kind]:
-            try:
-                raw = getattr(node, attribute)
-                getter = "saved_tensors" if attribute == "_raw_saved_tensors" else attribute.removeprefix("_raw")
-                values = self._values(node, getter, raw)
-            except RuntimeError as error:
-                if "already been freed" not in str(error) and "already been accessed" not in str(error):
-                    raise
-                operator.freed = True
-                return
-            slot = attribute.removeprefix("_raw_saved_")
-            for i, (value, note) in enumerate(values):
-                self._slot(operator, f"{slot}[{i}]" if isinstance(raw, (tuple, list)) else slot, value, note)
-
-    def _values(self, node: Any, getter: str, raw: Any) -> list[tuple[Any, str]]:
-        """Returns (tensor or None, note) for each saved tensor of one slot, running each unpack hook once at most."""
-        several = isinstance(raw, (tuple, list))
-        raws = list(raw) if several else [raw]
-        # `unpack_hook` and `data` let us look at what a hook packed; a PyTorch without them is read the ordinary way.
-        packed = [_packed(r) if getattr(r, "unpack_hook", None) is not None else None for r in raws]
-        if all(p is not None and p[0] for p in packed):
-            return [(value, note) for _, value, note in packed]  # type: ignore[misc]
-        note = "packed by a hook" if any(p is not None for p in packed) else ""
-        try:
-            # As backward would: hooks run without recording a graph.
-            with torch.no_grad():
-                value = getattr(node, getter)
-        except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):
-                if note:
-                    return [(None, f"unpack hook failed: {_first_line(error)}")] * len(raws)
-                raise
-            return [(getattr(r, "data", None), "overwritten") for r in raws]
-        except Exception as error:  # a reader's hook may raise anything, and drawing goes on
-            return [(None, f"unpack hook failed: {_first_line(error)}")] * len(raws)
-        return [(v, note) for v in (value if several else [value])]
+        kept, operator.freed = kept_by(node)
+        for slot, value, note in kept:
+            self._slot(operator, slot, value, note)
 
     def _slot(self, operator: Operator, slot: str, value: Any, note: str) -> None:
         if not isinstance(value, torch.Tensor):
@@ -254,13 +218,16 @@ class Reader:
             self.graph.storages[letter] = made
         storage = self.graph.storages[letter]
         leaf = self.graph.leaves.get(storage.leaf)
+        # A frozen parameter is no leaf of the graph; Linear keeps a transposed view of it.
+        if isinstance(value, torch.nn.Parameter) or isinstance(value._base, torch.nn.Parameter):
+            storage.is_parameter = True
         record = SavedSlot(
             op=operator.name,
             slot=slot,
             shape=tuple(value.shape),
             dtype=value.dtype,
             nbytes=value.numel() * value.element_size(),
-            used_bytes=min(_used_bytes(value), storage.nbytes),
+            used_bytes=min(used_bytes(value), storage.nbytes),
             storage=letter,
             storage_nbytes=storage.nbytes,
             kind=leaf.kind if leaf else "activation",
@@ -273,7 +240,7 @@ class Reader:
 
     def _storage(self, key: Any, value: torch.Tensor) -> Storage:
         """A storage met for the first time: a leaf's, or memory kept for backward alone, which gets the next letter."""
-        storage = Storage("", _whole_bytes(value), same_as=self.output_at.get(key, ""))
+        storage = Storage("", whole_bytes(value), same_as=self.output_at.get(key, ""))
         leaves = self.leaf_at.get(key)
         if leaves:
             at = value.storage_offset() if value.layout is torch.strided else 0
@@ -299,7 +266,7 @@ class Reader:
             own = [parameters[i] for i in (*op.inputs, *kept) if i in parameters]
             before = [ops[i] for i in op.inputs if i in ops and ops[i].module is not None]
             if own:
-                op.module = own[0].rpartition(".")[0]
+                op.module = op.owner = own[0].rpartition(".")[0]
             elif before:
                 op.module = max(before, key=lambda other: other.order).module
         for name in reversed(finished):
@@ -308,58 +275,11 @@ class Reader:
                     ops[target].level = max(ops[target].level, ops[name].level + 1)
 
 
-def _packed(raw: Any) -> tuple[bool, Any, str]:
-    """Looks at what a hook packed: (understood without unpacking?, tensor or None, note)."""
-    data = raw.data
-    if isinstance(data, torch.Tensor):
-        return True, data, "packed by a hook"
-    if isinstance(data, (tuple, list)):
-        tensors = [item for item in data if isinstance(item, torch.Tensor)]
-        if len(tensors) == 1:
-            return True, tensors[0], "packed by a hook"
-    if type(data).__module__ == "torch.utils.checkpoint":
-        # Unpacking would run the whole forward once more for every saved tensor, batch norm's statistics included.
-        return True, None, "recomputed by checkpoint"
-    return False, None, ""
-
-
-def _first_line(error: Exception) -> str:
-    message = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {message}"[:80].rstrip(": ")
-
-
 def _shape(tensor: torch.Tensor) -> str:
     try:
         return shape_text(tensor.shape)
     except (RuntimeError, NotImplementedError):  # nested tensors
         return ""
-
-
-def _whole_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the whole storage; of the parts together where a layout has no single storage."""
-    try:
-        return tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError):
-        pass
-    parts = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
-    total = 0
-    for part in ("_indices", "_values") if tensor.layout is torch.sparse_coo else parts:
-        try:
-            piece = getattr(tensor, part)()
-            total += piece.numel() * piece.element_size()
-        except (RuntimeError, NotImplementedError, AttributeError):  # not a part of this layout
-            continue
-    return total or tensor.numel() * tensor.element_size()
-
-
-def _used_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that the tensor reads, an expanded dimension counted once."""
-    if tensor.layout is not torch.strided:
-        return _whole_bytes(tensor)
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride()):
-        elements *= size if stride or not size else 1
-    return elements * tensor.element_size()
 
 
 def _letter(i: int) -> str:

@@ -13,7 +13,10 @@ from helpers.display import round_bytes
 
 @dataclass
 class Operator:
-    """One operator of the forward pass. ``order`` counts upwards the way forward ran."""
+    """One operator of the forward pass. ``order`` counts upwards the way forward ran.
+
+    ``module`` is where it is drawn; ``owner`` is the module whose parameter it reads, None if it reads none.
+    """
 
     id: str
     name: str
@@ -25,6 +28,8 @@ class Operator:
     order: int = 0
     level: int = 0
     module: str | None = None
+    owner: str | None = None
+    sequence: int = -1  # autograd's own number of the node
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Leaf:
     nbytes: int
     storage: str
     requires_grad: bool = True
+    is_parameter: bool = False  # an nn.Parameter, whether or not a model names it
 
 
 @dataclass
@@ -50,6 +56,8 @@ class Storage:
     name: str = ""
     same_as: str = ""
     slots: list[SavedSlot] = field(default_factory=list)
+    is_parameter: bool = False
+    made_anew: bool = False  # by an unpack hook when it was asked: between the questions it is not in memory
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class SavedSlot:
         kind: ``"activation"``, ``"leaf"``, ``"parameter"`` or ``"buffer"``; the last three exist without the graph.
         name: the reader's, or the model's, name of the tensor; empty if it has none.
         note: empty, or what is special: ``"overwritten"``, ``"packed by a hook"``, ``"unpack hook failed: ..."``,
-            ``"recomputed by checkpoint"``.
+            ``"recomputed by checkpoint"``, ``"put on ctx by hand"``.
         node: id of the operator, ``"mul_1"``.
     """
 

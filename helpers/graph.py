@@ -89,8 +89,8 @@ def draw_graph(
             a: leaf [5], 20 B
             a: see above
 
-    Known limits: tensors that a custom ``autograd.Function`` puts on ``ctx`` by hand, and memory inside a hook's own
-    store, are not part of the graph and are not seen. What a hook makes anew on each unpack counts each time.
+    Known limits: memory inside a hook's own store is not part of the graph and is not seen. What a hook makes anew on
+    each unpack counts each time.
     """
     _check(model, max_nodes, names)
     layout.wanted_renderer()  # a mistyped renderer is said before the work, not after
