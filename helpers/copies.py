@@ -161,10 +161,8 @@ def _memory(row: Copied, y: int) -> list[str]:
     """One strip of cells with two brackets where memory is shared, else two strips."""
 
     def strip(left: float, top: float, fill: str) -> str:
-        return "".join(
-            f'<rect x="{left + 14 * i}" y="{top}" width="14" height="12" fill="{fill}" stroke="{INK}" stroke-width=".8"/>'
-            for i in range(4)
-        )
+        look = f'width="14" height="12" fill="{fill}" stroke="{INK}" stroke-width=".8"'
+        return "".join(f'<rect x="{left + 14 * i}" y="{top}" {look}/>' for i in range(4))
 
     left = _COLUMNS["memory"]
     if row.shares_memory:
