@@ -237,11 +237,16 @@ def chapter(browser, lab, deadline) -> Iterator[Notebook]:
     notebook.command("notebook:clear-all-cell-outputs")
     assert not any(cell.get("outputs") for cell in notebook.cells), "what follows must come from this run"
     notebook.command("notebook:run-all-cells")
-    # The command ends at the first cell that raises, be it meant to; the cells behind it still run then.
+    # The command ends at the first cell that raises, be it meant to; the cells behind it still run then. So it is over
+    # when each has its number, or when one failed that should not, behind which nothing runs.
     notebook.page.wait_for_function(
         """() => { const w = window.jupyterapp.shell.currentWidget;
-            return [...w.content.model.cells].every(c => c.type !== 'code' || c.executionState === 'idle')
-                && w.sessionContext.session.kernel.status === 'idle'; }""",
+            const code = [...w.content.model.cells].filter(c => c.type === 'code' && c.sharedModel.source.trim());
+            const failed = c => c.toJSON().outputs.some(o => o.output_type === 'error')
+                && !(c.getMetadata('tags') ?? []).includes('raises-exception');
+            const idle = w.sessionContext.session.kernel.status === 'idle';
+            return document.querySelector('.jp-Dialog') || code.some(failed)
+                || idle && code.every(c => c.executionCount !== null); }""",
         timeout=deadline.ms,
         polling=100,
     )
