@@ -143,7 +143,7 @@ def memory_svg(
         parts += _peak(peak, x, y)
     parts += _legend(unlabelled)
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">{_escape(clip(figures, WIDTH - LEFT - 20))}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators run: {last:,}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {last:,}</text>')
     return "".join(parts) + "</svg>"
 
 

@@ -125,10 +125,14 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
 
 def _in_words(tracker: MemoryTracker, heading: str, figures: str, marker: Marker | None) -> str:
     at_peak = ", ".join(f"{group} {exact_bytes(n)}" for group, n in tracker.at_peak.items() if n)
-    words = f"{heading}. Live memory over {tracker.operators:,} operators: {' '.join(figures.split())}."
+    words = f"{heading}. Live memory over {_count(tracker.operators)}: {' '.join(figures.split())}."
     if marker is not None:
         words += f" {marker.text[0].upper()}{marker.text[1:]}."
     return f"{words} Alive at the peak: {at_peak or 'nothing'}."
+
+
+def _count(operators: int) -> str:
+    return f"{operators:,} operator{'' if operators == 1 else 's'}"
 
 
 class LiveMemoryPlot:

@@ -251,6 +251,14 @@ def test_alt_text_carries_the_numbers(step):
     assert "start 8.00 MiB" in alt
 
 
+def test_axis_does_not_say_that_the_shorter_run_ran_as_long_as_the_longer():
+    longer, shorter = zeros(1, 2, 3, 4, 5), zeros(8)
+    picture = draw_memory(shorter, before=longer)
+    assert "over 1 operator:" in picture.alt
+    assert "operators 0 to 5" in Drawn(picture.svg).words
+    assert "over 5 operators:" in draw_memory(longer).alt
+
+
 def test_alt_text_of_an_empty_run():
     with MemoryTracker() as tracker:
         pass
@@ -341,8 +349,8 @@ def test_picture_fits_and_is_legible(step):
 
 
 def test_a_text_that_leaves_the_picture_would_be_seen(step):
-    svg = draw_memory(step).svg.replace('text-anchor="end">operators', ">operators")
-    with pytest.raises(AssertionError, match=r"'operators run: .*' reaches from 686"):
+    svg = draw_memory(step).svg.replace('text-anchor="end">operators 0', ">operators 0")
+    with pytest.raises(AssertionError, match=r"'operators 0 to .*' reaches from 686"):
         Drawn(svg).check()
 
 
