@@ -8,6 +8,11 @@ from typing import Any
 
 _MAP = {
     "setup": "environment",  # the card: torch, device, widgets, graph renderer
+    "same_storage": "storage",  # one storage under both?
+    "shares_memory": "storage",  # any byte in common?
+    "shares_version_counter": "storage",  # one version counter?
+    "describe": "storage",  # a card for each tensor
+    "draw_storage": "storage",  # memory as cells, and what each tensor sees of it
     "MemoryTracker": "memory",  # live bytes over a block, event by event
     "measure_memory": "memory",  # what one call retains, and its peak
     "LiveMemoryPlot": "live",  # a tracker drawn while it runs
