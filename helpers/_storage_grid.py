@@ -13,7 +13,8 @@ from ._storage_layout import chosen, short, with_gaps
 from .display import INK, SHARED, WRITTEN, text_width
 
 LINE, TALL = 18, 31  # px of a row of the grid, and of one where an old value stands over the new
-MAX_GRID = 200  # px across
+MAX_GRID = 246  # px across; where the strip is long, it needs the room more
+NARROW_GRID, LONG = 190, 16
 MAX_LINES, MAX_BLOCKS = 6, 3
 GREY = "#5a5a5a"
 UNREAD = "#ededed"
@@ -87,7 +88,8 @@ def grid(row: Row, strip: Strip | None) -> Grid:
 
     sample = chosen(shape[-1], [0, 1, shape[-1] - 1, *(m[-1] for m in marked[:4])], 12)
     wide = max(22.0, min(texts(sample), 150.0))
-    room = max(2, int((MAX_GRID - 18 - 14) // wide))
+    width = (MAX_GRID if strip.cells <= LONG else NARROW_GRID) - 18
+    room = shape[-1] if shape[-1] * wide <= width else max(2, int((width - 14) // wide))
     columns = _lines(shape[-1], [0, shape[-1] - 1, *(m[-1] for m in marked)], room)
     values = {
         (*b, i, j): element((*b, i, j))

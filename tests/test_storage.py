@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import gc
 import hashlib
 import itertools
@@ -22,7 +23,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import _overlap, _storage_read
+from helpers import _overlap, _storage_read, storage
 from helpers._memory_map import look
 from helpers._storage_layout import chosen, is_rounded, scale, short, with_gaps
 from helpers.display import MAX_WIDTH, Picture, text_width
@@ -863,6 +864,12 @@ print(hashlib.sha256(module.everything_shown(module.gallery()).encode()).hexdige
 
 def array_address() -> int:
     return np.zeros(3).ctypes.data
+
+
+def test_the_examples_in_the_docstrings_are_what_happens():
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    found = doctest.testmod(storage, extraglobs={"torch": torch}, optionflags=flags)
+    assert found.attempted > 10 and found.failed == 0
 
 
 # -- numbers and folds -------------------------------------------------------------------------------------------------
