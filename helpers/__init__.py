@@ -19,6 +19,7 @@ _MAP = {
     "draw_memory": "live",  # a tracker drawn afterwards
     "compare_copies": "copies",  # what clone, detach and the others do, a row each
     "draw_graph": "graph",  # what backward will walk, and what it keeps
+    "operator_atlas": "atlas",  # view, copy or the same object: every operator, measured
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?
     "progress": "exercises",  # what was answered and passed so far
