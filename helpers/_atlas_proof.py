@@ -266,7 +266,7 @@ def _writable(target: Any, spelling: str, kind: str, found: list, names: list[st
             except Unwritable:
                 break
             length = len(shown.expression) + sum(map(len, shown.inputs))
-            options.append((unlike + 100 * (make == "eye") + length, len(options), call, shown))
+            options.append((unlike - 60 * bool(call.text) + 100 * (make == "eye") + length, len(options), call, shown))
     for _, _, call, shown in sorted(options, key=lambda o: o[:2])[:8]:
         try:
             shown_call = call if target.added is not None else call.fresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from itertools import islice
@@ -116,13 +117,13 @@ def measure(target: Target) -> Variant:
         reason = _first_line(error)
     seen: dict[str, list[tuple[Call, Any]]] = {}
     for call in calls:
-        tried = call.fresh() if target.name.endswith("_") else call  # an input that is written stays as it was
+        given = call.fresh() if target.name.endswith("_") else call  # an input that is written stays as it was
         try:
-            result = _try(target.run, tried)
+            result = _try(target.run, given)
         except Exception as error:
             reason = reason or _first_line(error)
             continue
-        kind = _kind(tried, result)
+        kind = _kind(given, result)
         if kind:
             seen.setdefault(kind, []).append((call, result))
     if seen:
@@ -130,7 +131,7 @@ def measure(target: Target) -> Variant:
     verdict = _verdict(set(seen))
     fresh = [call for kind, found in seen.items() if "new memory" in kind for call, _ in found]
     kept, differentiable = _saved(target, calls)
-    copies, tried = _copies(target.run, fresh)
+    copies = _copies(target.run, fresh)
     evidence = tuple(
         Example(kind, _told_call(target, best[0]), told(best[1]), len(found))
         for kind, found in seen.items()
@@ -188,8 +189,9 @@ def _plainest(found: list[tuple[Call, Any]]) -> tuple[Call, Any]:
     return min(found, key=weight)
 
 
-def _copies(run: Callable[..., Any], calls: list[Call]) -> tuple[bool, int]:
-    told = 0
+def _copies(run: Callable[..., Any], calls: list[Call]) -> bool:
+    """Whether every call that could be asked took all its numbers from the input, and one of them more than one."""
+    found = False
     torch.use_deterministic_algorithms(True, warn_only=True)  # and so uninitialized memory is NaN, not an old copy
     try:
         lists = [c for c in calls if c.args and isinstance(c.args[0], list) and not tensors_in(c[:2])]
@@ -200,11 +202,11 @@ def _copies(run: Callable[..., Any], calls: list[Call]) -> tuple[bool, int]:
             except Exception:  # cholesky refuses any values but its own: no copy of whatever it is given
                 continue
             if held == 0:
-                return False, told
-            told += held is not None and held > 1
+                return False
+            found |= held is not None and held > 1
     finally:
         torch.use_deterministic_algorithms(False)
-    return told > 0, told
+    return found
 
 
 def _same_list(run: Callable[..., Any], call: Call) -> int:
@@ -228,6 +230,22 @@ def _saved(target: Target, calls: list[Call]) -> tuple[frozenset[str], bool]:
     return frozenset(kept), recorded
 
 
+def _in_place_form(target: Target) -> tuple[str, Callable[..., Any] | None]:
+    """How the form is written that writes into its argument, and how it is run."""
+    run, plain = target.entry.inplace_variant, target.entry.op
+    if run is None and target.name.startswith("nn.functional."):
+        # The catalogue leaves out some of these, relu and silu among them.
+        try:
+            takes = "inplace" in inspect.signature(getattr(torch.nn.functional, target.name.split(".")[-1])).parameters
+        except (AttributeError, TypeError, ValueError):
+            takes = False
+        if takes:
+            return f"{target.name}(inplace=True)", lambda *args, **kwargs: plain(*args, **{**kwargs, "inplace": True})
+    if "<lambda>" in getattr(run, "__qualname__", ""):
+        return f"{target.name}(inplace=True)", run
+    return target.name if target.name.endswith("_") else f"{target.name}_", run
+
+
 def _in_place(target: Target, calls: list[Call]) -> InPlace | None:
     if target.added is not None:
         if not target.added.assignment:
@@ -235,12 +253,9 @@ def _in_place(target: Target, calls: list[Call]) -> InPlace | None:
         space: dict[str, Any] = {"torch": torch}
         exec(f"def assign(x):\n    {target.added.assignment}\n    return x", space)
         return in_place(target.added.assignment, space["assign"], calls[0])
-    run = target.entry.inplace_variant
+    name, run = _in_place_form(target)
     if run is None:
         return None
-    name = target.name if target.name.endswith("_") else f"{target.name}_"
-    if "<lambda>" in getattr(run, "__qualname__", ""):
-        name = f"{target.name}(inplace=True)"
     found = []
     for call in sorted(calls, key=lambda c: (not c.text, -sum(t.numel() for t in tensors_in(c.args[:1])))):
         try:

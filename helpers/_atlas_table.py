@@ -34,6 +34,7 @@ _SIGNS = {"view": "V", "same object": "S", "new memory": "N", "depends": "D", "n
 LEGEND = "V view · N new memory · S the same object · D depends on the input · – no tensor · ? could not run here"
 _PRE = (
     "margin:4px 0;padding:6px 8px;border:1px solid #999;white-space:pre-wrap;overflow-wrap:anywhere;"
+    "word-break:normal;"
     "font-family:monospace;font-size:12px;line-height:1.4;background:transparent;color:inherit"
 )
 

@@ -89,7 +89,9 @@ class Entry:
         """What backward will need, in words."""
         if not self.differentiable:
             return "records nothing"
-        return f"keeps {' and '.join(sorted(self.saves))}" if self.saves else "keeps no tensor"
+        words = {"input": "its input", "output": "its output", "other": "something new"}
+        kept = [word for key, word in words.items() if key in self.saves]
+        return f"keeps {' and '.join(kept)}" if kept else "keeps no tensor"
 
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.verdict}", *(f"  {e}" for e in self.evidence)]
@@ -100,6 +102,11 @@ class Entry:
         if self.proof:
             lines += ["  proof:", *(f"    {line}" for line in self.proof.split("\n"))]
         return "\n".join(lines)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from ._atlas_table import entry_html  # the drawer reads the atlas, so it cannot be imported before it
+
+        return {"text/html": entry_html(self), "text/plain": repr(self)}
 
 
 class UnknownOperator(KeyError):
@@ -182,7 +189,10 @@ class Atlas(Mapping):
             and (wanted is None or (e.differentiable and wanted == e.saves))
             and (source is None or source == e.source)
         ]
-        return sorted(found, key=lambda n: (n.lower() != needle, not n.lower().startswith(needle), n.lower()))
+        # Names with an underscore in front are PyTorch's own business: last.
+        return sorted(
+            found, key=lambda n: (n.lower() != needle, n[0] == "_", not n.lower().startswith(needle), n.lower())
+        )
 
     def summary(self) -> Table:
         """The counts: catalogue entries, the names they are under, and what was added to them."""

@@ -314,6 +314,36 @@ def test_in_place_exceptions(atlas):
     assert "nn.functional.dropout(inplace=True)" in str(forms["nn.functional.dropout"])
 
 
+# ------------------------------------------------------------------------------------- questions that readers ask
+
+
+def test_strides_decide_and_not_contiguity():
+    sliced = torch.rand(2, 3, 4)[:, :, :1]
+    assert not sliced.is_contiguous()
+    with undisturbed():
+        assert _atlas_run._kind(Call((sliced,), {}), sliced.reshape(-1)) == "view"
+        assert _atlas_run._kind(Call((sliced.transpose(0, 1),), {}), sliced.transpose(0, 1).reshape(-1)) == "new memory"
+
+
+def test_to_with_a_memory_format_changes_nothing():
+    transposed = torch.rand(3, 2).t()
+    assert measured(lambda x: x.to(memory_format=torch.contiguous_format), transposed).outputs == "same object"
+    assert measured(lambda x: x.contiguous(), transposed).outputs == "depends"
+
+
+def test_writes_through_an_index_copy_are_lost_and_through_an_assignment_are_not(atlas):
+    for name in ("x[[0, 2]]", "x[torch.tensor([1])]", "x[True]"):
+        assert atlas[name].outputs == "new memory" and atlas[name].in_place.keeps_storage
+
+
+def test_in_place_is_no_cheaper_where_autograd_needs_the_old_value(atlas):
+    for name in words("sin cos abs clamp pow nn.functional.silu nn.functional.hardtanh"):
+        form = atlas[name].in_place
+        assert (name, form.bytes, form.recording_keeps) == (name, 0, form.input_bytes)
+    for name in words("nn.functional.relu sigmoid tanh exp sqrt"):
+        assert (name, atlas[name].in_place.recording_keeps) == (name, 0)
+
+
 # ------------------------------------------------------------------------------------------------- saved for backward
 
 
@@ -500,6 +530,13 @@ def test_html_and_text_stand_alone(atlas):
     for name in atlas:
         assert name in bundle["text/html"] or name.replace(">", "&gt;") in bundle["text/html"]
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == atlas.card.box.model_id
+
+
+def test_an_entry_shows_itself(atlas):
+    bundle = atlas["mul"]._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(atlas["mul"]) and "mul_: returns its own object" in bundle["text/plain"]
+    assert "keeps its input" in bundle["text/html"] and "torch.mul(x, y)" in bundle["text/html"]
+    assert "keeps its input and something new" in atlas["nn.functional.layer_norm"].keeps
 
 
 def test_widget_search_filter_and_choice(atlas):
