@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from helpers._graph_records import Graph, Leaf, Operator, Output, SavedSlot, Storage, dtype_text, shape_text
-from helpers._graph_slots import kept_by, used_bytes, whole_bytes
+from helpers._graph_slots import is_number, kept_by, used_bytes, whole_bytes
 
 NO_GRAPH = "no graph: requires_grad is False"
 
@@ -66,6 +66,7 @@ class Reader:
         self.output_at: dict[Any, str] = {}
         self.aliases: dict[Any, str] = {}
         self.keep: list[torch.Tensor] = []
+        self.checkpoints: set[int] = set()
         # The reader's own names come first; the first name wins, as in `named_parameters`.
         self.known: dict[Any, list[tuple[str, str, torch.Tensor]]] = {}
         for name, tensor in names.items():
@@ -197,7 +198,7 @@ class Reader:
     # --- saved tensors ---
 
     def _read_saved(self, operator: Operator, node: Any) -> None:
-        kept, operator.freed = kept_by(node)
+        kept, operator.freed = kept_by(node, self.checkpoints)
         for slot, value, note in kept:
             self._slot(operator, slot, value, note)
 
@@ -212,7 +213,7 @@ class Reader:
         letter = self.letters.get(key)
         if letter is None:
             made = self._storage(key, value)
-            letter = made.leaf or _letter(self.lettered)
+            letter = made.leaf or letter_of(self.lettered)
             self.lettered += not made.leaf
             self.letters[key] = made.letter = letter
             self.graph.storages[letter] = made
@@ -234,6 +235,7 @@ class Reader:
             name=leaf.name if leaf else storage.name,
             note=note,
             node=operator.id,
+            is_number=is_number(value),
         )
         operator.slots.append(record)
         storage.slots.append(record)
@@ -282,7 +284,7 @@ def _shape(tensor: torch.Tensor) -> str:
         return ""
 
 
-def _letter(i: int) -> str:
+def letter_of(i: int) -> str:
     """A, B, ..., Z, AA, AB, ... as the columns of a spreadsheet."""
     word = ""
     while i >= 0:

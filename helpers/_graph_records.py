@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from helpers._source import Place
 from helpers.display import round_bytes
 
 
@@ -76,8 +77,11 @@ class SavedSlot:
         kind: ``"activation"``, ``"leaf"``, ``"parameter"`` or ``"buffer"``; the last three exist without the graph.
         name: the reader's, or the model's, name of the tensor; empty if it has none.
         note: empty, or what is special: ``"overwritten"``, ``"packed by a hook"``, ``"unpack hook failed: ..."``,
-            ``"recomputed by checkpoint"``, ``"put on ctx by hand"``.
+            ``"recomputed by checkpoint"``, ``"kept to run a checkpoint again"``, ``"put on ctx by hand"``.
         node: id of the operator, ``"mul_1"``.
+        module: path of the module it ran in, and
+        line: the `Place` that called it; both None where unknown, and in pictures, which do not show them.
+        is_number: whether it is a number from the code (``x * 3.0``), wrapped as a tensor.
     """
 
     op: str
@@ -92,6 +96,9 @@ class SavedSlot:
     name: str
     note: str
     node: str
+    module: str | None = None
+    line: Place | None = None
+    is_number: bool = False
 
 
 @dataclass

@@ -15,17 +15,20 @@ PACKED = "packed by a hook"
 RECOMPUTED = "recomputed by checkpoint"
 FAILED = "unpack hook failed"
 ON_CTX = "put on ctx by hand"
+RUN_AGAIN = "kept to run a checkpoint again"
 
 Kept = tuple[str, Any, str]  # slot, tensor or None, note
 
 
-def kept_by(node: Any) -> tuple[list[Kept], bool]:
+def kept_by(node: Any, checkpoints: set[int]) -> tuple[list[Kept], bool]:
     """Returns what ``node`` keeps, slot by slot, and whether its backward has freed its saved tensors.
 
     ``self`` and ``other`` come first, as they are written, the rest by name. Each unpack hook runs once at most. What a
-    custom Function has put on ``ctx`` comes last: autograd neither packs, checks nor frees it.
+    custom Function has put on ``ctx`` comes last: autograd neither packs, checks nor frees it. The inputs of a
+    checkpoint are told with the first node that needs it; ``checkpoints`` remembers which were told.
     """
     kept: list[Kept] = []
+    held: list[torch.Tensor] = []
     freed = False
     try:
         for attribute in sorted(slots_of(node), key=lambda name: ("self" not in name, "other" not in name, name)):
@@ -34,10 +37,13 @@ def kept_by(node: Any) -> tuple[list[Kept], bool]:
             getter = "saved_tensors" if slot == "tensors" else attribute.removeprefix("_raw")
             for i, (value, note) in enumerate(_values(node, getter, raw)):
                 kept.append((f"{slot}[{i}]" if isinstance(raw, (tuple, list)) else slot, value, note))
+                if note == RECOMPUTED:
+                    held += _held_by_checkpoint(raw[i] if isinstance(raw, (tuple, list)) else raw, checkpoints)
     except RuntimeError as error:
         if "already been freed" not in str(error) and "already been accessed" not in str(error):
             raise
         kept, freed = [], True
+    kept += [(f"checkpoint input {i}", value, RUN_AGAIN) for i, value in enumerate(held, 1)]
     if isinstance(node, BackwardCFunction):  # the node of a custom Function is its ctx
         kept += [
             (f"ctx.{name}", value, ON_CTX)
@@ -87,6 +93,23 @@ def _packed(raw: Any) -> tuple[bool, Any, str]:
     return False, None, ""
 
 
+def _held_by_checkpoint(raw: Any, told: set[int]) -> list[torch.Tensor]:
+    """The inputs that a checkpoint keeps to run again. Its frame is known to the unpack hook alone."""
+    found: list[torch.Tensor] = []
+    for cell in getattr(raw.unpack_hook, "__closure__", None) or ():
+        frame = cell.cell_contents
+        if type(frame).__module__ != "torch.utils.checkpoint" or id(frame) in told:
+            continue
+        told.add(id(frame))
+        saved = getattr(frame, "saved_args", None)
+        if saved is None:  # before PyTorch 2.13 a node of its own holds them
+            saved = getattr(getattr(frame, "input_saver", None), "_raw_saved_tensors", ())
+        held = [getattr(one, "data", None) for one in saved]
+        # Also a tensor without elements, which is there for requires_grad alone.
+        found += [tensor for tensor in held if isinstance(tensor, torch.Tensor) and tensor.numel()]
+    return found
+
+
 def _first_line(error: Exception) -> str:
     message = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {message}"[:80].rstrip(": ")
@@ -105,3 +128,15 @@ def used_bytes(tensor: torch.Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride()):
         elements *= size if stride or not size else 1
     return elements * tensor.element_size()
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Whether this is a number that stood in the code, as in ``x * 3.0``; PyTorch wraps it, and no hook gets to see it.
+
+    Only type promotion tells it from a tensor without dimensions: a number yields to any dtype of its kind.
+    """
+    weaker = {torch.int64: torch.int8, torch.float64: torch.float16, torch.complex128: torch.complex64}
+    if tensor.dim() or tensor.dtype not in weaker or tensor.layout is not torch.strided:
+        return False
+    weak = weaker[tensor.dtype]
+    return torch.result_type(torch.empty((), dtype=weak, device=tensor.device), tensor) is weak

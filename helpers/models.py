@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+# Blocks in each of the four stages, https://arxiv.org/abs/1512.03385, table 1.
+_DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
 
 def mlp(width: int = 1024, depth: int = 12, *, inplace: bool = False) -> nn.Sequential:
     """``depth`` times Linear and ReLU, all ``width`` wide; takes ``(batch, width)``.
@@ -49,6 +52,78 @@ def convnet(channels: int = 32, classes: int = 10) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(2 * channels * 16, classes),
     )
+
+
+class _Block(nn.Module):
+    """A residual block: two 3x3 convolutions if ``basic``, else a 1x1, a 3x3, and a 1x1 that is four times as wide."""
+
+    def __init__(self, channels: int, width: int, stride: int, *, basic: bool, inplace: bool):
+        super().__init__()
+        out = width if basic else 4 * width
+        # (kernel, output channels, stride) of each convolution
+        plan = [(3, width, stride), (3, out, 1)] if basic else [(1, width, 1), (3, width, stride), (1, out, 1)]
+        self.residual = nn.Sequential()
+        into = channels
+        for number, (kernel, channels_out, step) in enumerate(plan, 1):
+            if number > 1:
+                self.residual.add_module(f"relu{number - 1}", nn.ReLU(inplace))
+            convolution = nn.Conv2d(into, channels_out, kernel, step, padding=kernel // 2, bias=False)
+            self.residual.add_module(f"conv{number}", convolution)
+            self.residual.add_module(f"norm{number}", nn.BatchNorm2d(channels_out))
+            into = channels_out
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels != out:
+            self.shortcut.add_module("conv", nn.Conv2d(channels, out, 1, stride, bias=False))
+            self.shortcut.add_module("norm", nn.BatchNorm2d(out))
+        self.relu = nn.ReLU(inplace)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.residual(x) + self.shortcut(x))
+
+
+def resnet(depth: int = 152, width: int = 64, classes: int = 1000, *, inplace: bool = False) -> nn.Sequential:
+    """A residual network for pictures, as in https://arxiv.org/abs/1512.03385; takes ``(batch, 3, height, width)``.
+
+    The stride of a bottleneck block is in its 3x3 convolution, as in torchvision, and the number of parameters is
+    torchvision's too. Height and width are free, as the last pooling averages over whatever is left; a size of 224 is
+    the usual one and is divided by 32 on the way.
+
+    Args:
+        depth: 18 or 34 (basic blocks), 50, 101 or 152 (bottleneck blocks).
+        width: channels of the first stage; 64 is the usual one.
+        classes: how many numbers come out for each picture.
+        inplace: whether the ReLUs overwrite their input.
+
+    Raises:
+        ValueError: for another depth.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     sum(p.numel() for p in resnet(152).parameters())
+        60192808
+    """
+    if depth not in _DEPTHS:
+        raise ValueError(f"resnet has depths {', '.join(map(str, _DEPTHS))}, got {depth!r}")
+    basic = depth < 50
+    model = nn.Sequential()
+    model.stem = nn.Sequential()
+    model.stem.add_module("conv", nn.Conv2d(3, width, 7, 2, padding=3, bias=False))
+    model.stem.add_module("norm", nn.BatchNorm2d(width))
+    model.stem.add_module("relu", nn.ReLU(inplace))
+    model.stem.add_module("pool", nn.MaxPool2d(3, 2, padding=1))
+    channels = width
+    for stage, blocks in enumerate(_DEPTHS[depth]):
+        layer = nn.Sequential()
+        for number in range(blocks):
+            stride = 2 if stage and not number else 1
+            layer.append(_Block(channels, width << stage, stride, basic=basic, inplace=inplace))
+            channels = (width << stage) * (1 if basic else 4)
+        model.add_module(f"stage{stage + 1}", layer)
+    model.head = nn.Sequential()
+    model.head.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    model.head.add_module("flatten", nn.Flatten())
+    model.head.add_module("linear", nn.Linear(channels, classes))
+    return model
 
 
 def training_step(
