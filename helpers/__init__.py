@@ -18,6 +18,8 @@ _MAP = {
     "LiveMemoryPlot": "live",  # a tracker drawn while it runs
     "draw_memory": "live",  # a tracker drawn afterwards
     "compare_copies": "copies",  # what clone, detach and the others do, a row each
+    "saved_tensors": "saved",  # what a graph keeps for backward, counted
+    "predict_saved": "saved",  # the same for shapes alone, without the memory
     "draw_graph": "graph",  # what backward will walk, and what it keeps
     "operator_atlas": "atlas",  # view, copy or the same object: every operator, measured
     "predict": "exercises",  # answer first, then run
