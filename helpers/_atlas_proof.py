@@ -250,7 +250,7 @@ def prove(target: Any, seen: dict[str, list[tuple[Call, Any]]], copies: bool) ->
 def _writable(target: Any, spelling: str, kind: str, found: list, names: list[str], copies: bool) -> Any:
     """The shortest call of a kind that can be written out and then still has this outcome."""
     options = []
-    for call, _ in found[:40]:
+    for call, _ in found[:24]:
         tensors = tensors_in(call[:2])
         first = tensors[0] if tensors else None
         unlike = 30 if first is None else 20 * (first.ndim != 2) + 60 * (first.ndim == 0 or 1 in first.shape)

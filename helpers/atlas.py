@@ -68,7 +68,7 @@ class Entry:
     @property
     def verdict(self) -> str:
         """The outcome in one sentence."""
-        values = "holding the input's values" if self.copies else "holding computed values"
+        values = "holding the input's values" if self.copies else "holding values that were computed or filled in"
         return {
             "view": "a view: the result stands on its argument's memory",
             "new memory": f"new memory, {values}",
@@ -79,7 +79,7 @@ class Entry:
         }[self.outputs]
 
     def _kinds(self) -> str:
-        new = f"new memory with {'the values of the input' if self.copies else 'computed values'}"
+        new = f"new memory with {'the values of the input' if self.copies else 'other values'}"
         words = {"new memory": new, "view": "a view", "same object": "the same object", "no tensor": "no tensor"}
         kinds = [words.get(e.outcome, e.outcome) for e in self.evidence]
         return ", ".join(kinds[:-1]) + f" or {kinds[-1]}"

@@ -127,6 +127,12 @@ def test_known_verdicts(atlas, outputs, copies, names):
     assert sum(name in atlas for name in names.split()) >= len(names.split()) - 1
 
 
+def test_a_copy_of_some_calls_only_is_none(atlas):
+    assert not atlas["diag"].copies  # of a vector it fills in zeros
+    assert not atlas["nn.functional.embedding"].copies  # with max_norm it rescales the weight first
+    assert not atlas["nn.functional.unfold"].copies  # with padding it fills in zeros
+
+
 def test_the_three_outcomes_of_flatten(atlas):
     assert {e.outcome for e in atlas["flatten"].evidence} == {"same object", "view", "new memory"}
     assert "(3,)" in atlas["flatten"].proof or "torch.rand(3)" in atlas["flatten"].proof
