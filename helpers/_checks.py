@@ -220,4 +220,6 @@ def _raised_by_hand(error: NotImplementedError, fn: Callable) -> bool:
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
+    if type(value) in (list, tuple):  # deepcopy would refuse results of operators among them
+        return type(value)(map(_copy, value))
     return copy.deepcopy(value)
