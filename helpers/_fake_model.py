@@ -62,7 +62,12 @@ class Twins:
 
         Raises:
             TypeError: when something in the model cannot be copied.
+            ValueError: when a lazy module has no shapes yet.
         """
+        if any(torch.nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+            raise ValueError(
+                f"a lazy module in this {type(model).__name__} has no shapes yet: run it on one input first"
+            )
         memo = {id(t): self.of(t) for t in (*model.parameters(), *model.buffers())}
         try:
             with _Copies(self):

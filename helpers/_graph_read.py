@@ -236,6 +236,7 @@ class Reader:
             note=note,
             node=operator.id,
             is_number=is_number(value),
+            offset=value.storage_offset() if value.layout is torch.strided else 0,
         )
         operator.slots.append(record)
         storage.slots.append(record)

@@ -82,6 +82,7 @@ class SavedSlot:
         module: path of the module it ran in, and
         line: the `Place` that called it; both None where unknown, and in pictures, which do not show them.
         is_number: whether it is a number from the code (``x * 3.0``), wrapped as a tensor.
+        offset: where it begins in its storage, in elements.
     """
 
     op: str
@@ -99,6 +100,7 @@ class SavedSlot:
     module: str | None = None
     line: Place | None = None
     is_number: bool = False
+    offset: int = 0
 
 
 @dataclass

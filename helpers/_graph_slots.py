@@ -136,7 +136,7 @@ def is_number(tensor: torch.Tensor) -> bool:
     Only type promotion tells it from a tensor without dimensions: a number yields to any dtype of its kind.
     """
     weaker = {torch.int64: torch.int8, torch.float64: torch.float16, torch.complex128: torch.complex64}
-    if tensor.dim() or tensor.dtype not in weaker or tensor.layout is not torch.strided:
+    if tensor.dim() or tensor.dtype not in weaker or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     weak = weaker[tensor.dtype]
-    return torch.result_type(torch.empty((), dtype=weak, device=tensor.device), tensor) is weak
+    return torch.result_type(torch.empty((), dtype=weak), tensor) is weak

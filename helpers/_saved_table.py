@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ._graph_records import SavedSlot, count, dtype_text, human_bytes, part_of, shape_text
+from ._graph_records import SavedSlot, count, dtype_text, human_bytes, shape_text
 from .display import GROUPS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _TEXT_ROWS = 12
 _ROWS = 10  # in each table of the HTML form
 _BRANCHES = 12  # modules listed under one
 _WHOLE = 24  # up to so many storages are one table, not folded further
-_BAR = 120  # px
+_BAR = 90  # px
 
 
 @dataclass
@@ -43,8 +43,11 @@ class Row:
         notes = dict.fromkeys(r.note for r in self.records if r.note)
         said = f" ({'; '.join(notes)})" if notes else ""
         line = next((r.line for r in self.records if r.line), None)
-        whole = part_of(max(r.used_bytes for r in self.records), self.nbytes)
-        return whole, f"{named}{' as '.join(shapes[:2])}{more}", ", ".join(who) + said, line.text if line else ""
+        tensor = f"{named}{' as '.join(shapes[:2])}{more}"
+        read = sum({(r.offset, r.shape): r.used_bytes for r in self.records}.values())
+        if read < self.nbytes:  # a small view keeps all that it is a view of
+            tensor += f", reads {human_bytes(read)}"
+        return human_bytes(self.nbytes), tensor, ", ".join(who) + said, line.text if line else ""
 
 
 def rows_of(saved: SavedTensors, kinds: Sequence[str]) -> list[Row]:
@@ -147,20 +150,23 @@ def _node(saved: SavedTensors, rows: list[Row], path: str, total: int, *, is_top
         parts.append(f"<details><summary>{_summary(name, kind, some, total)}</summary>{inner}</details>")
     if rest := branches[_BRANCHES:]:
         some = [row for _, rows in rest for row in rows]
-        parts.append(f"<div>{_summary(f'and {len(rest)} more modules', '', some, total)}</div>")
+        parts.append(f'<div style="margin-left:1em">{_summary(f"and {len(rest)} more modules", "", some, total)}</div>')
     indent = "" if is_top else ' style="margin-left:1.5em"'
     return f"<div{indent}>{''.join(parts)}</div>"
 
 
 def _summary(name: str, kind: str, rows: list[Row], total: int) -> str:
+    """A bar for the module's share, the same width for all so that the names stand in line, then the numbers."""
     nbytes = _sum(rows)
     share = nbytes / total if total else 0
     bar = (
+        f'<span style="display:inline-block;width:{_BAR}px">'
         f'<span style="display:inline-block;width:{max(1, round(share * _BAR))}px;height:0.7em;'
-        f'background-color:{GROUPS["saved activations"]}"></span>'
+        f'background-color:{GROUPS["saved activations"]}"></span></span>'
     )
     named = f"<b>{html.escape(name)}</b>" + (f" {html.escape(kind)}" if kind else "")
-    return f"{named}: {human_bytes(nbytes)} in {count(len(rows), 'storage')} {bar} {share:.0%}"
+    percent = f"{share:.0%}" if share >= 0.005 else "under 1%"
+    return f"{bar} {named}: {human_bytes(nbytes)} in {count(len(rows), 'storage')}, {percent}"
 
 
 def _table(rows: list[Row], path: str) -> str:

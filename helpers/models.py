@@ -54,7 +54,7 @@ def convnet(channels: int = 32, classes: int = 10) -> nn.Sequential:
     )
 
 
-class _Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A residual block: two 3x3 convolutions if ``basic``, else a 1x1, a 3x3, and a 1x1 that is four times as wide."""
 
     def __init__(self, channels: int, width: int, stride: int, *, basic: bool, inplace: bool):
@@ -116,7 +116,7 @@ def resnet(depth: int = 152, width: int = 64, classes: int = 1000, *, inplace: b
         layer = nn.Sequential()
         for number in range(blocks):
             stride = 2 if stage and not number else 1
-            layer.append(_Block(channels, width << stage, stride, basic=basic, inplace=inplace))
+            layer.append(ResidualBlock(channels, width << stage, stride, basic=basic, inplace=inplace))
             channels = (width << stage) * (1 if basic else 4)
         model.add_module(f"stage{stage + 1}", layer)
     model.head = nn.Sequential()

@@ -205,6 +205,7 @@ def predict_saved(
 
     Raises:
         TypeError: if ``model`` or a shape is something else, or the model cannot be copied.
+        ValueError: if a lazy module has no shapes yet.
         RuntimeError: if forward depends on values. The model's own errors keep their class and name the inputs.
 
     Example:
@@ -310,6 +311,8 @@ def _notes(graph: Graph, records: list[SavedSlot], made_anew: Mapping[str, int])
     if made_anew:
         held = human_bytes(sum(made_anew.values()))
         notes.append(f"{count(len(made_anew), 'tensor')}, {held}, in a hook's own store: not counted.")
+    if any(op.name == "differentiable_graph" for op in ops):
+        notes.append("What TorchScript keeps inside its own graphs cannot be seen.")
     if n := many(ON_CTX):
         notes.append(f"{count(n, 'tensor')} put on ctx by hand: no hook and no version check sees them.")
     notes += [f"{record.op}, {record.slot}: {record.note}." for record in records if record.note.startswith(FAILED)]

@@ -132,6 +132,30 @@ def test_a_custom_function_keeps_its_name_and_its_saved_tensors():
     assert draw_graph(y).title == FREED
 
 
+def test_what_a_custom_function_puts_on_ctx_is_drawn_and_outlives_backward():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, by_hand):
+            ctx.save_for_backward(x)
+            if by_hand:
+                ctx.twice = (2 * x, "a word")
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g, None
+
+    x = leaf(3)
+    y = Square.apply(x, True)
+    assert [(s.slot, s.note) for s in draw_graph(y).saved] == [
+        ("tensors[0]", ""),
+        ("ctx.twice", "put on ctx by hand"),
+    ]
+    assert draw_graph(y).saved_bytes == 12 and draw_graph(Square.apply(x, False)).saved_bytes == 0
+    y.sum().backward()
+    assert draw_graph(y).saved_bytes == 12 and FREED in draw_graph(y).title
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -243,9 +267,12 @@ def test_a_checkpoint_is_not_run_again():
         runs.append(1)
         return x.exp().sin()
 
-    y = checkpoint(block, leaf(3), use_reentrant=False)
+    y = checkpoint(block, leaf(3) * 1.0, use_reentrant=False)
     picture = draw_graph(y)
     assert len(runs) == 1 and "recomputed by checkpoint" in picture.title
+    # Its input is told once, with the first operator that needs it.
+    held = [(s.op, s.slot, s.shape) for s in picture.saved if s.note == "kept to run a checkpoint again"]
+    assert held == [("sin", "checkpoint input 1", (3,))]
     y.sum().backward()
     assert len(runs) == 2  # control: backward does run it again
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.models import convnet, mlp, training_step, transformer
+from helpers.models import convnet, mlp, resnet, training_step, transformer
 
 
 def size(model: nn.Module) -> int:
@@ -57,6 +57,51 @@ def test_convnet_by_hand():
     head = 2 * channels * 16 * classes + classes
     assert size(convnet(channels, classes)) == convolutions + norms + head
     assert convnet(channels, classes)(torch.ones(2, 3, 32, 32)).shape == (2, classes)
+
+
+@pytest.mark.parametrize(
+    ("depth", "parameters"),  # as published with torchvision's weights, https://docs.pytorch.org/vision/stable/models
+    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
+)
+def test_resnets_have_the_published_number_of_parameters(depth, parameters):
+    with torch.device("meta"):
+        model = resnet(depth)
+        out = model.eval()(torch.empty(2, 3, 224, 224))
+    assert size(model) == parameters and out.shape == (2, 1000)
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    shortcuts = 3 if depth < 50 else 4
+    assert len(convolutions) + 1 == depth + shortcuts  # the name counts the linear layer and no shortcut
+
+
+def test_resnet_by_hand():
+    model = resnet(18, width=4, classes=5)
+    stem = 3 * 4 * 49 + 2 * 4
+    first = 2 * 2 * (4 * 4 * 9 + 2 * 4)
+    others = sum(
+        into * out * 9 + 3 * out * out * 9 + into * out + 5 * 2 * out for into, out in ((4, 8), (8, 16), (16, 32))
+    )
+    assert size(model) == stem + first + others + 32 * 5 + 5
+    assert model(torch.rand(2, 3, 40, 33)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_resnet_gives_the_same_in_place(depth):
+    torch.manual_seed(0)
+    plain = resnet(depth, width=4, classes=5)
+    inplace = resnet(depth, width=4, classes=5, inplace=True)
+    inplace.load_state_dict(plain.state_dict())
+    x = torch.rand(2, 3, 32, 32)
+    a, b = plain(x), inplace(x)
+    assert torch.equal(a, b)
+    a.sum().backward()
+    b.sum().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), inplace.parameters(), strict=True))
+    assert all(m.inplace for m in inplace.modules() if isinstance(m, nn.ReLU))
+
+
+def test_resnet_has_five_depths():
+    with pytest.raises(ValueError, match="18, 34, 50, 101, 152, got 20"):
+        resnet(20)
 
 
 def test_training_step_is_the_step_written_out():

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ from helpers._graph_read import NO_GRAPH
 from helpers.memory import measure_memory
 from helpers.models import convnet, mlp, resnet, transformer
 from helpers.saved import FREED, predict_saved, saved_tensors
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Bytes do not depend on threads, and threads that wait for each other on a busy machine are slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def leaf(*shape):
@@ -85,7 +95,7 @@ def test_a_small_slice_keeps_its_whole_storage():
     y = leaf(1000) * 1
     saved = saved_tensors(y[:10] * y[:10])
     assert {s.nbytes for s in saved} == {40} and saved.activation_bytes == 4000
-    assert "40 of 4,000 B" in repr(saved)
+    assert "4,000 B  [10] float32, reads 40 B" in repr(saved)
     small = y[:10].clone()
     assert saved_tensors(small * small).activation_bytes == 40  # the twin: a clone lets go of the rest
 
@@ -463,6 +473,29 @@ class Autocast(nn.Module):
             return self.layers(x)
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.body, self.reentrant = mlp(16, 2), reentrant
+        self.first = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+
+    def forward(self, x):
+        return checkpoint(self.body, self.first(x), use_reentrant=self.reentrant).sum()
+
+
+class OnItsOwn(nn.Module):
+    """A custom Function, and the older weight norm, whose weight is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.layer = torch.nn.utils.weight_norm(nn.Linear(16, 16))
+
+    def forward(self, x):
+        return {"out": OnCtx.apply(self.layer(x), True), "count": 3, "none": None}
+
+
 class Language(nn.Module):
     def __init__(self):
         super().__init__()
@@ -494,6 +527,9 @@ CASES = {
     ),
     "bfloat16": (lambda: nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.SiLU()).bfloat16(), (4, 16)),
     "embedding bag": (lambda: nn.EmbeddingBag(50, 16), ((4, 7), torch.int64)),
+    "checkpoint": (lambda: Checkpointed(False), (4, 16)),
+    "reentrant checkpoint": (lambda: Checkpointed(True), (4, 16)),
+    "custom Function": (OnItsOwn, (4, 16)),
     "language model": (Language, ((2, 12), torch.int64)),
     "ResNet-18": (lambda: resnet(18, width=8, classes=10), (2, 3, 64, 64)),
     "ResNet-50 in place": (lambda: resnet(50, width=8, classes=10, inplace=True), (2, 3, 64, 64)),
@@ -510,14 +546,13 @@ def test_a_prediction_agrees_with_a_real_run_to_the_byte(name):
         x = torch.randint(50, given[0])
     else:
         x = torch.rand(given, dtype=dtype)
-    real = saved_tensors(model(x), model)
-    predicted = predict_saved(model, given, dtype=dtype)
-    assert found(predicted) == found(real) == by_hooks(lambda: model(x), model)
+    predicted = predict_saved(model, given, dtype=dtype)  # first, as a run leaves traces in some models
+    real = saved_tensors(lambda: model(x), model)
+    assert found(predicted) == found(real)
+    if name not in ("checkpoint", "reentrant checkpoint", "custom Function"):  # hooks see less of these
+        assert found(real) == by_hooks(lambda: model(x), model)
     assert predicted.parameter_bytes == real.parameter_bytes
-    # Slot by slot, not in sum alone. Names differ, as only the prediction is told which tensor is the input.
-    assert [(*k, s.storage) for k, s in zip(kept(predicted), predicted)] == [
-        (*k, s.storage) for k, s in zip(kept(real), real)
-    ]
+    assert every_slot(predicted) == every_slot(real)  # slot by slot, not in sum alone
     assert predicted.predicted and predicted.device == "cpu" and predicted.notes[0] == "Holds for a CPU."
 
 
@@ -532,15 +567,73 @@ def test_plain_meta_tensors_would_be_wrong_for_attention(length, too_much):
     assert predict_saved(model, (2, length, 64)).activation_bytes == real.activation_bytes
 
 
+class Call(nn.Module):
+    """One sample of PyTorch's catalogue of operators, as a model without inputs."""
+
+    def __init__(self, op, sample):
+        super().__init__()
+        self.run, self.given = (
+            lambda x, args, kwargs: op(x, *args, **kwargs),
+            (sample.input, sample.args, sample.kwargs),
+        )
+
+    def forward(self):
+        return self.run(*self.given)
+
+
+# What an operator gives depends on values here: how many there are, or whether some are negative.
+NEEDS_VALUES = {
+    "combinations",
+    "corrcoef",
+    "cov",
+    "linalg.lstsq",
+    "masked_select",
+    "nn.functional.ctc_loss",
+    "nn.functional.gaussian_nll_loss",
+    "tensor_split",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_operator_is_predicted_to_the_byte_or_named():
+    catalogue = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    torch.manual_seed(0)
+    agreed, named, refused = 0, set(), set()
+    for op in catalogue:
+        if not (op.supports_autograd and op.supports_dtype(torch.float32, "cpu")):
+            continue
+        sample = next(iter(op.sample_inputs("cpu", torch.float32, requires_grad=True)), None)
+        if sample is None:
+            continue
+        model = Call(op, sample)
+        real = saved_tensors(model())
+        try:
+            predicted = predict_saved(model)
+        except RuntimeError as error:
+            assert "values of a tensor" in str(error)
+            refused.add(op.name)
+            continue
+        if every_slot(predicted) == every_slot(real):
+            agreed += 1
+        else:
+            assert any(note.startswith("Not exact") for note in predicted.notes), op.name
+            named.add(op.name)
+    assert agreed > 500 and named <= {"sparse.mm"} and refused <= NEEDS_VALUES
+
+
+def every_slot(saved):
+    return [(s.op, s.slot, s.shape, s.dtype, s.storage, s.storage_nbytes) for s in saved]
+
+
 def test_resnet_152():
     """One forward at batch 2 on the CPU; the published batch of 256 without one."""
     with torch.device("meta"):
         shapes_alone = resnet(152)
     assert sum(p.numel() for p in shapes_alone.parameters()) == 60_192_808
     predict_saved(nn.Linear(1, 1), (1, 1))  # what is imported once
-    start = time.perf_counter()
+    start = time.process_time()  # not by the clock on the wall, which other work on the machine slows
     large = predict_saved(shapes_alone, (256, 3, 224, 224))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert f"{large.activation_bytes / 2**30:.2f}" == "42.30" and "42.30 GiB" in large.title
     assert large.activation_bytes == 45_422_820_864 and found(large)[1] == 620
     # 155 batch norms keep input and two statistics each, 151 convolutions an input of their own; the input of the
@@ -699,6 +792,7 @@ def test_a_tensor_from_outside_the_model_is_taken_as_it_is():
         (lambda: predict_saved(mlp(4, 2), 2, 4), TypeError, r"got 2; give each input one shape"),
         (lambda: predict_saved(mlp(4, 2), (2, -4)), TypeError, r"got \(2, -4\)"),
         (lambda: predict_saved(mlp(4, 2), "24"), TypeError, "got '24'"),
+        (lambda: predict_saved(nn.LazyLinear(3), (2, 4)), ValueError, "no shapes yet: run it once"),
         (lambda: predict_saved(torch.relu, (2, 4)), TypeError, "runs a torch.nn.Module"),
         (lambda: saved_tensors(mlp(4, 2)), TypeError, "the module Sequential itself"),
         (lambda: saved_tensors(3.0), TypeError, "got float"),
