@@ -1,8 +1,8 @@
 """How long do saved_tensors, draw_graph and predict_saved take on ResNet-152?  python benchmarks/saved.py [rounds]
 
-Wall-clock seconds on one thread, medians over the rounds. The graph has the full size of ResNet-152 and little data in it: 64 x 64
-pixels, two pictures. Its forward stands beside the figures, as what a reader has waited for already. The prediction is
-of the published batch, 256 pictures of 224 x 224, on the meta device.
+Wall-clock seconds on one thread, medians over the rounds. The graph has the full size of ResNet-152 and little data in
+it: two pictures of 64 x 64. Its forward stands beside the figures, as what a reader has waited for already. The
+prediction is of the published batch, 256 pictures of 224 x 224, of a model on the meta device.
 """
 
 from __future__ import annotations

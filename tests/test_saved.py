@@ -792,7 +792,7 @@ def test_a_tensor_from_outside_the_model_is_taken_as_it_is():
         (lambda: predict_saved(mlp(4, 2), 2, 4), TypeError, r"got 2; give each input one shape"),
         (lambda: predict_saved(mlp(4, 2), (2, -4)), TypeError, r"got \(2, -4\)"),
         (lambda: predict_saved(mlp(4, 2), "24"), TypeError, "got '24'"),
-        (lambda: predict_saved(nn.LazyLinear(3), (2, 4)), ValueError, "no shapes yet: run it once"),
+        (lambda: predict_saved(nn.LazyLinear(3), (2, 4)), ValueError, "no shapes yet: run it"),
         (lambda: predict_saved(torch.relu, (2, 4)), TypeError, "runs a torch.nn.Module"),
         (lambda: saved_tensors(mlp(4, 2)), TypeError, "the module Sequential itself"),
         (lambda: saved_tensors(3.0), TypeError, "got float"),
