@@ -6,6 +6,9 @@ Names load when they are first used, so ``import helpers`` costs nothing and nee
 from importlib import import_module
 from typing import Any
 
+from ._magics import load_ipython_extension as load_ipython_extension  # what %load_ext calls
+from ._magics import register_if_in_ipython
+
 _MAP = {
     "setup": "environment",  # the card: torch, device, widgets, graph renderer
     "same_storage": "storage",  # one storage under both?
@@ -22,6 +25,8 @@ _MAP = {
     "predict_saved": "saved",  # the same for shapes alone, without the memory
     "draw_graph": "graph",  # what backward will walk, and what it keeps
     "operator_atlas": "atlas",  # view, copy or the same object: every operator, measured
+    "explain_inplace": "inplace",  # which line saved, which line wrote, what mends it; also %%explain_inplace
+    "guard_saved_tensors": "inplace",  # silent writes into saved tensors made an error; also %%guard_saved_tensors
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?
     "progress": "exercises",  # what was answered and passed so far
@@ -42,3 +47,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+register_if_in_ipython()

@@ -35,6 +35,37 @@ class Listener(Protocol):
 class ForwardMode(TorchDispatchMode):
     """A dispatch mode that does not see the formulas of backward, and so does not change them."""
 
+    @staticmethod
+    def call(func: Any, args: tuple, kwargs: dict | None) -> Any:
+        """Runs an operator, and leaves the versions of what it wrote as they are without a mode.
+
+        On a CPU the operators on lists, which optimizers step with, are loops of operators on tensors. Inside a mode
+        PyTorch's loop passes by its own counter, and its check would miss every step.
+        """
+        counts = _on_lists.get(id(func))
+        if counts is None:
+            counts = _on_lists[id(func)] = _writes_a_list(func)
+            _asked.append(func)
+        if not counts:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        before = [None if tensor.is_inference() else tensor._version for tensor in args[0]]
+        out = func(*args, **(kwargs or {}))
+        for tensor, version in zip(args[0], before):
+            if version is not None and tensor._version == version:
+                torch.autograd.graph.increment_version(tensor)
+        return out
+
+
+_on_lists: dict[int, bool] = {}  # by id of the operator, as its own hash is slow
+_asked: list[Any] = []  # the operators themselves, so that no other can get the id of one
+
+
+def _writes_a_list(func: Any) -> bool:
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.name.startswith("aten::_foreach_"):
+        return False
+    first = func._schema.arguments[0]
+    return first.alias_info is not None and first.alias_info.is_write
+
 
 def listen(listener: Listener) -> None:
     """Tells ``listener`` of every backward of the process, until `unlisten`."""

@@ -12,6 +12,7 @@ from ._overlap import Region
 from ._overlap import overlap as exact_overlap
 
 CHANGED = "modified by an inplace operation"
+CHECKPOINT = "checkpoint"
 FREED = "backward through the graph a second time"
 
 
@@ -45,35 +46,41 @@ def failed_slot(outputs: Any, message: str) -> Slot | None:
     """The first slot, in the order of backward, that PyTorch's own check refuses in the words of ``message``."""
     words = message.split(" Hint:")[0]
     for node in nodes_under(outputs):
-        for owner, name, held in _checkable(node):
+        for owner, kind, name, held in _checkable(node):
             if words in _refusal(owner, name, held):
                 tensor = held.data
-                strided = tensor.layout is torch.strided
-                geometry = (tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())) if strided else ()
-                return Slot(
-                    owner.name(),
-                    owner._sequence_nr(),
-                    name,
-                    tuple(tensor.shape),
-                    tensor.dtype,
-                    tensor.untyped_storage()._cdata if strided else 0,
-                    (*geometry, tensor.element_size()) if strided else (),
-                )
+                shape, address, geometry = tuple(tensor.shape), 0, ()
+                if tensor.layout is torch.strided:
+                    address = tensor.untyped_storage()._cdata
+                    geometry = tensor.storage_offset(), shape, tuple(tensor.stride()), tensor.element_size()
+                return Slot(kind, owner._sequence_nr(), name, shape, tensor.dtype, address, geometry)
     return None
 
 
-def _checkable(node: Any) -> Iterator[tuple[Any, str, Any]]:
-    """The slots that PyTorch itself checks: those without hooks, and the inputs that a checkpoint keeps."""
+def _checkable(node: Any) -> Iterator[tuple[Any, str, str, Any]]:
+    """What PyTorch itself checks when ``node`` runs: (the node, what it is called, slot, SavedTensor).
+
+    Those are the slots without hooks; and where they have the hooks of a checkpoint, the inputs that it keeps.
+    """
     for name, held in saved_slots(node):
         hook = getattr(held, "unpack_hook", None)
         if hook is None:
             if isinstance(held.data, torch.Tensor):
-                yield node, name, held
+                yield node, node.name(), name, held
             continue
-        for cell in getattr(hook, "__closure__", None) or ():
-            saver = getattr(cell.cell_contents, "input_saver", None)
-            if saver is not None:
-                yield from ((saver, inner, slot) for inner, slot in saved_slots(saver) if slot.unpack_hook is None)
+        for inner, slot in inputs_of_checkpoint(hook):
+            if isinstance(slot.data, torch.Tensor) and slot.unpack_hook is None:
+                yield node, CHECKPOINT, inner, slot
+
+
+def inputs_of_checkpoint(hook: Any) -> Iterator[tuple[str, Any]]:
+    """The inputs that a checkpoint keeps behind its unpack hook: (name, SavedTensor); none behind other hooks."""
+    for cell in getattr(hook, "__closure__", None) or ():
+        saver = getattr(cell.cell_contents, "input_saver", None)  # how older versions keep them
+        kept = getattr(cell.cell_contents, "saved_args", ()) if saver is None else [s for _, s in saved_slots(saver)]
+        for number, slot in enumerate(kept):
+            if hasattr(slot, "unpack_hook"):
+                yield f"inputs[{number}]", slot
 
 
 def _refusal(node: Any, name: str, held: Any) -> str:
@@ -85,6 +92,8 @@ def _refusal(node: Any, name: str, held: Any) -> str:
         if CHANGED in str(error):
             return str(error)
     else:
+        return ""
+    if name.startswith("inputs["):
         return ""
     # An operator's own result can only be read through its node; a list of tensors only as a whole.
     if any(getattr(slot, "unpack_hook", None) is not None for _, slot in saved_slots(node)):
@@ -117,6 +126,9 @@ def freed_node(outputs: Any, before: int) -> Any:
     return None
 
 
+_ANYWHERE = 2**20  # as address of the storage: NumPy takes 0 for no memory
+
+
 def overlap(one: tuple, other: tuple) -> bool | None:
     """Whether two geometries over one storage have a byte in common; None where that takes too long to tell."""
     if not one or not other:
@@ -124,7 +136,7 @@ def overlap(one: tuple, other: tuple) -> bool | None:
     if 0 in one[1] or 0 in other[1]:
         return False
     regions = (
-        Region("", offset * width, width, tuple(size), tuple(s * width for s in stride))
+        Region("", _ANYWHERE + offset * width, width, tuple(size), tuple(s * width for s in stride))
         for offset, size, stride, width in (one, other)
     )
     try:

@@ -83,9 +83,11 @@ def _explain_slot(
     report.name = name
     if report.writes and all(write.overlaps is False for write in report.writes):
         report.notes.append("No saved element was written to: the gradient would have been right.")
-    # The nodes that accumulate gradients have the highest number there is, and no inputs.
-    newest = next((n._sequence_nr() for n in nodes_under(outputs) if n.next_functions), -1)
-    crosses = any(slot.sequence < before <= newest for before, _, _ in list(log.backwards)[:-1])
+    # A line that saved before an earlier backward, and again since: a loop that carries something from step to step.
+    again = recorded is not None and [
+        n for n, r in log.nodes.items() if r.found == recorded.found and n > slot.sequence
+    ]
+    crosses = any(slot.sequence < before <= max(again or [-1]) for before, _, _ in list(log.backwards)[:-1])
     report.mends = mends(
         Case(
             name.split(",")[0],
@@ -157,9 +159,10 @@ def explain_write(report: Report, log: WriteLog, message: str, traceback: Any) -
         report.mends.insert(0, f"write out of place: {out_of_place}")
     made = re.search(r"Output \d+ of (\w+) is a view", message)
     if made:
-        lines = [r.found for r in reversed(list(log.nodes.values())) if r.func and _made(r, made.group(1))]
+        node = made.group(1) if "Backward" in made.group(1) else f"{made.group(1)}Backward0"  # as other versions say it
+        lines = [r.found for r in reversed(log.nodes.values()) if r.func is not None and _made(r, node)]
         if lines:
-            report.notes.append(f"The view was made by {operator_of(made.group(1))} at {place(lines[0])}")
+            report.notes.append(f"The view was made by {operator_of(node)} at {place(lines[0])}")
     if kind == "pack hook":
         writes = sorted(log.all_writes(), key=lambda write: write.clock)
         report.writes = [_told(write, ()) for write in writes[-1:]]
@@ -178,6 +181,13 @@ def note_reads(report: Report, log: WriteLog) -> None:
             report.reads.append(note)
         earlier.append(operator)
     report.lost += [_told(write, ()) for write in log.lost]
+    log.settle()
+    for write in log.unmarked:
+        history = f"its history is still {operator_of(write.node)}" if write.node else "it is a leaf"
+        report.notes.append(
+            f"{_operator(write.func)} at {place(write.found)} wrote to an input of the custom Function called at "
+            f"{place(write.outer)}, and {history}: its gradient misses the write. Say ctx.mark_dirty(x) in forward."
+        )
 
 
 def _operator(func: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from ._autograd import _PLAIN, saved_slots
 from ._backward import ForwardMode, listen, unlisten
+from ._blame import CHECKPOINT, inputs_of_checkpoint
 from ._fingerprint import fingerprint
 from ._hook_pairs import active_pair, cover, pop_pair, push_pair, uncover
 from ._ledger import hide_from_compiler
@@ -197,7 +198,8 @@ class Guard:
 
     def _unpack(self, record: _Record) -> torch.Tensor:
         tensor = record.alias if record.inner is None else record.inner(record.packed)
-        change = self._compare(record, tensor)
+        with torch._C.DisableTorchFunction():  # else each attribute that is read here calls on the modes of backward
+            change = self._compare(record, tensor)
         if change is not None:
             del tensor, record  # the traceback of the error keeps this frame
             raise SavedTensorChanged(change)
@@ -226,18 +228,18 @@ class Guard:
                         return None
                     exchanged = True
         node = torch._C._current_autograd_node()
-        slot = _slot_of(node, record)
+        owner, slot = _slot_of(node, record)
         if silent and not _is_read(node, slot):
             return None
         change = Change()
-        change.node = node.name() if node is not None else ""
+        change.node = owner
         change.sequence = node._sequence_nr() if node is not None else -1
         change.slot, change.shape, change.dtype = slot, tuple(tensor.shape), tensor.dtype
         original = record.original()
         source = record.source
         if original is not None:  # as PyTorch says it: the operator that wrote last
             source = (original.grad_fn.name(), original.output_nr) if original.grad_fn is not None else None
-        elif source is None and node is not None and is_output(change.node, slot) is not False:
+        elif source is None and owner != CHECKPOINT and is_output(owner, slot) is not False:
             source = (change.node, 0)
         change.sentence = first_sentence(tensor.type(), change.shape, source, record.version, now)
         change.version_then, change.version_now = record.version, now
@@ -270,15 +272,21 @@ def _argument_over(storage: weakref.ref | None, args: tuple) -> torch.Tensor | N
     return next((arg for arg in tensors if arg.untyped_storage() is storage), None)
 
 
-def _slot_of(node: Any, record: _Record) -> str:
-    """The name under which ``node`` saved what ``record`` stands for."""
+def _slot_of(node: Any, record: _Record) -> tuple[str, str]:
+    """(Who saved what ``record`` stands for, under what name): a graph node, or the checkpoint behind one."""
     for name, slot in saved_slots(node) if node is not None else ():
-        held = slot.data
+        held, hook = slot.data, slot.unpack_hook
         while isinstance(held, _Record):  # of a guard around this one, perhaps
             if held is record:
-                return name
-            held = held.packed
-    return ""
+                return node.name(), name
+            held, hook = held.packed, held.inner
+        for name, kept in inputs_of_checkpoint(hook):
+            held = kept.data
+            while isinstance(held, _Record):
+                if held is record:
+                    return CHECKPOINT, name
+                held = held.packed
+    return node.name() if node is not None else "", ""
 
 
 def _is_read(node: Any, slot: str) -> bool:
@@ -314,7 +322,7 @@ class _ReprintMode(ForwardMode):
         return hide_from_compiler is None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = self.call(func, args, kwargs)
         if self.packed and not self.packing:
             if isinstance(func, torch._ops.OpOverload) and func._schema.name in CHANGES_WHAT_IT_PACKED:
                 for ref in self.packed:

@@ -36,7 +36,7 @@ def _magic(shell: Any, name: str) -> Any:
         run_body = _compiled(shell, f"%%{name} {line}".rstrip(), cell)
         with block as report:
             value = run_body()
-        if isinstance(report, inplace.Report) and (report.reads or report.lost):
+        if isinstance(report, inplace.Report) and report.text:
             display.show(report)
         return value
 

@@ -32,10 +32,10 @@ _PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "baddbmm", "matmul", "linear",
 def why(operator: str, slot: str, is_output: bool | None, custom: bool) -> str:
     """Why backward needs what an operator saved under the name ``slot``."""
     base = slot.split("[")[0]
+    if operator in ("checkpoint", "CheckpointFunction"):
+        return "checkpoint keeps its inputs, as backward runs the forward again from them"
     if custom:
         return f"the Function {operator} put it on ctx with save_for_backward, so its backward reads it"
-    if operator == "_NoopSaveInputs":
-        return "checkpoint keeps its inputs, as backward runs the forward again from them"
     if is_output:
         return _RESULT.get(operator, f"{operator} keeps its result, from which its derivative is worked out")
     if base in ("running_mean", "running_var"):
@@ -76,7 +76,7 @@ def mends(case: Case) -> list[str]:
         ]
     if ".step(" in written:
         return [*_CARRIED[: int(case.crosses)], *_STEPPED]
-    if case.role == "parameter" or "load_state_dict" in written:
+    if case.role in ("parameter", "buffer") or "load_state_dict" in written:
         return [
             "write to it after backward: put backward() before that line",
             "run the forward again after the write, so that the loss is one of the new values",

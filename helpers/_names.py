@@ -157,21 +157,26 @@ def target_of(place: Place | None, operator: str = "") -> tuple[str, str]:
             matches = operator in ("copy_", "fill_", "index_put_", "_index_put_impl_", "masked_fill_")
             found += [(matches, _base(t), "") for t in node.targets if isinstance(t, ast.Subscript)]
         elif isinstance(node, ast.Call):
-            found += _written_by_call(node, operator)
+            found += _written_by_call(node, operator, statement)
     exact = [entry for entry in found if entry[0]]
     if len(exact) == 1 or (not exact and len(found) == 1):
         return (exact or found)[0][1:]
     return "", ""
 
 
-def _written_by_call(call: ast.Call, operator: str) -> Iterator[tuple[bool, str, str]]:
+def _written_by_call(call: ast.Call, operator: str, statement: ast.stmt) -> Iterator[tuple[bool, str, str]]:
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     for keyword in call.keywords:
         if keyword.arg == "out":
             yield True, _base(keyword.value), f"{ast.unparse(keyword.value)} = {_without(call, 'out')}"
         elif keyword.arg == "inplace" and getattr(keyword.value, "value", False) is True and call.args:
-            yield True, _base(call.args[0]), _without(call, "inplace")
+            target, mend = _base(call.args[0]), _without(call, "inplace")
+            if isinstance(statement, ast.Assign) and statement.value is call:
+                mend = f"{ast.unparse(statement.targets[0])} = {mend}"
+            elif isinstance(statement, ast.Expr) and target:
+                mend = f"{target} = {mend}"
+            yield True, target, mend
     if name.endswith("_") and not name.startswith("_"):
         called_on = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
         if called_on in ("", *_NAMESPACES):

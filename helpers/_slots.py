@@ -26,6 +26,8 @@ def is_output(node: str, slot: str) -> bool | None:
     """Whether what a node saved under the name ``slot`` is a result of its operator; None if the name does not tell."""
     if slot.startswith(("result", "output")):
         return True
+    if slot.startswith("inputs["):
+        return False  # of a checkpoint
     known = _schemas().get(_plain(re.sub(r"Backward\d+$", "", node)))
     if known is None or is_custom(node):
         return None

@@ -62,6 +62,15 @@ class Read(NamedTuple):
     write: Written
 
 
+class Unmarked(NamedTuple):
+    """A custom Function wrote into an input that has a history, or is a leaf, and that stayed as it was."""
+
+    func: Any
+    found: Found | None
+    outer: Found | None  # the line that called the Function
+    node: str  # the name of the input's graph node; empty for a leaf
+
+
 class _History:
     """What happened to one storage."""
 
@@ -101,6 +110,7 @@ class WriteLog(ForwardMode):
         backwards: of each: the sequence number below which nodes were there, its line, whether the graph was kept.
         reads: what was read after it was written, if asked.
         lost: writes into copies that indexing made and nobody looked at afterwards, if reads are asked.
+        unmarked: writes of a custom Function into an input that it did not mark dirty, if reads are asked.
     """
 
     def __init__(self, reads: bool = False):
@@ -114,6 +124,8 @@ class WriteLog(ForwardMode):
         self._sequence = self.first = _sequence_number()
         self.reads: deque[Read] = deque(maxlen=10_000)
         self.lost: list[Written] = []
+        self.unmarked: list[Unmarked] = []
+        self._in_function: list[tuple[weakref.ref, Unmarked]] = []  # not yet known whether they will be marked
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -135,10 +147,12 @@ class WriteLog(ForwardMode):
         if where is None:
             where = _writes_of(func)
         if self._reads:
+            if self._in_function and torch.is_grad_enabled():
+                self.settle()
             self._note_reads(func, where, args, found)
         if where:
             self._note_writes(func, where, args, kwargs or {}, self._line() if found is False else found)
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = self.call(func, args, kwargs)
         if self._reads and func is torch.ops.aten.index.Tensor:
             self._history(out.untyped_storage()).is_copy = True
         return out
@@ -162,15 +176,16 @@ class WriteLog(ForwardMode):
         return found or outer
 
     def _note_writes(self, func: Any, where: tuple, args: tuple, kwargs: dict, found: Found | None) -> None:
-        norm = "batch_norm" in func._schema.name
-        if norm and not _trains(func, args, kwargs):
+        # Neither running statistics nor what fused optimizers write gets a new version.
+        uncounted = "batch_norm" in func._schema.name or func._schema.name.startswith("aten::_fused_")
+        if "batch_norm" in func._schema.name and not _trains(func, args, kwargs):
             return
         for position, name in where:
             target = args[position] if 0 <= position < len(args) else kwargs.get(name)
             for tensor in target if isinstance(target, (list, tuple)) else (target,):
                 if isinstance(tensor, torch.Tensor):
-                    # PyTorch counts the version up when the operator has returned; for running statistics, never.
-                    version = None if norm or tensor.is_inference() else tensor._version + 1
+                    # PyTorch counts the version up when the operator has returned.
+                    version = None if uncounted or tensor.is_inference() else tensor._version + 1
                     self._note_write(func, tensor, found, version)
 
     def _note_write(self, func: Any, tensor: torch.Tensor, found: Found | None, version: int | None) -> None:
@@ -179,6 +194,19 @@ class WriteLog(ForwardMode):
         written = Written(self._clock, func, found, version, tuple(tensor.shape), geometry, tensor.grad_fn is not None)
         for storage in storages_of(tensor):
             self._history(storage).writes.append(written)
+        if self._reads and tensor.requires_grad and not torch.is_grad_enabled():
+            outer = _caller_of_function(sys._getframe(3))
+            if outer is not None:
+                node = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+                self._in_function.append((weakref.ref(tensor), Unmarked(func, found, outer, node)))
+
+    def settle(self) -> None:
+        """Asks what custom Functions have written to whether it has got a new history since."""
+        for ref, write in self._in_function:
+            tensor = ref()
+            if tensor is not None and (tensor.grad_fn.name() if tensor.grad_fn is not None else "") == write.node:
+                self.unmarked.append(write)
+        self._in_function.clear()
 
     def _history(self, storage: torch.UntypedStorage) -> _History:
         address = storage._cdata

@@ -66,8 +66,8 @@ class explain_inplace:
         model: a module; its parameters and buffers are then called by their names.
         check_values: whether to look for silent writes too, as `guard_saved_tensors` does.
         reads: whether to note, in the report, values that were written in place and read by more than one operator
-            afterwards (an in-place ReLU before ``+ x``), and writes into copies (``x[idx].add_(1)``). They raise
-            nothing, and often are right.
+            afterwards (an in-place ReLU before ``+ x``), writes into copies (``x[idx].add_(1)``), and custom Functions
+            that write to an input without ``mark_dirty``. They raise nothing, and some are right.
 
     Returns:
         From ``with``, a `Report`: its ``saved``, ``writes``, ``name``, ``mends`` and ``text`` are filled when it fails.
