@@ -76,10 +76,10 @@ class SavedTensors(Sequence[SavedSlot]):
                 record = replace(slot, storage=named, kind=kind, module=module, line=place(found))
                 self._records.append(record)
         kinds = {record.storage: record.kind for record in self._records}
-        self.by_kind = Counter()
+        by_kind: Counter[str] = Counter()
         for named, nbytes in self.storages.items():
-            self.by_kind[kinds[named]] += nbytes
-        self.by_kind = dict(self.by_kind)
+            by_kind[kinds[named]] += nbytes
+        self.by_kind = dict(by_kind)
         self.parameter_bytes = sum(self.by_kind.get(kind, 0) for kind in ("parameter", "buffer"))
         self.activation_bytes = sum(self.storages.values()) - self.parameter_bytes
         self._storage_kinds = Counter(kinds[named] for named in self.storages)
@@ -213,8 +213,8 @@ def predict_saved(
         >>> saved.activation_bytes, saved.device
         (4000000000000, 'cpu')
 
-    Known limits: forward hooks of the model run, with the twin's tensors. What forward itself makes on another device,
-    ``x.to("cuda")``, is taken as if it were there. On CUDA, some operators keep other tensors; see ``notes``.
+     Known limits: forward hooks of the model run, with the twin's tensors. A forward that moves tensors to a device by
+    its name needs that device. On CUDA some operators keep other tensors; ``notes`` names those that are known to.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(

@@ -84,8 +84,17 @@ def test_resnet_by_hand():
     assert model(torch.rand(2, 3, 40, 33)).shape == (2, 5)
 
 
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other on a busy machine take seconds over small tensors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("depth", [18, 50])
-def test_resnet_gives_the_same_in_place(depth):
+def test_resnet_gives_the_same_in_place(depth, one_thread):
     torch.manual_seed(0)
     plain = resnet(depth, width=4, classes=5)
     inplace = resnet(depth, width=4, classes=5, inplace=True)
