@@ -11,17 +11,18 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 
-from helpers import _checks_01, _checks_02, _checks_03, _checks_04, _checks_05, _checks_06, _checks_07, _predict_card
+from helpers import _predict_card
 from helpers._checks import CheckResult, Exercise, what_went_wrong
 from helpers.display import Table, exact_bytes, in_notebook, round_bytes
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
-_CHAPTERS = (_checks_01, _checks_02, _checks_03, _checks_04, _checks_05, _checks_06, _checks_07)
+_CHAPTERS = [import_module(f"helpers._checks_{number:02}") for number in range(1, 9)]
 EXERCISES: dict[str, Exercise] = {e.name: e for chapter in _CHAPTERS for e in chapter.EXERCISES}
 
 # This kernel's answers, in the order of the chapter: a cell that runs again keeps its place and starts anew.
