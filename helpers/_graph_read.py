@@ -37,6 +37,15 @@ def flatten(thing: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         )
 
 
+def check_names(names: Any) -> None:
+    """Raises TypeError unless ``names`` is None or maps names to tensors."""
+    if names is not None and not isinstance(names, Mapping):
+        raise TypeError(f"names must map names to tensors, as {{'a': a}}, got {type(names).__name__}")
+    for name, tensor in (names or {}).items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"names[{name!r}] must be a tensor, got {type(tensor).__name__}; pass {{'a': a}}")
+
+
 def plain_name(node: Any) -> str:
     """Returns the operator's plain name: ``mul`` for MulBackward0; a custom Function keeps the name of its class.
 

@@ -14,7 +14,7 @@ import torch
 
 from helpers import _graph_layout as layout
 from helpers._graph_fold import GraphEdge, GraphNode, Plan
-from helpers._graph_read import NO_GRAPH, Reader, flatten, plain_name
+from helpers._graph_read import NO_GRAPH, Reader, check_names, flatten, plain_name
 from helpers._graph_records import Graph, SavedSlot
 from helpers._graph_words import FREED, alt_of, folded_of, note_of, text_of, title_of
 from helpers.display import Picture
@@ -114,8 +114,4 @@ def _check(model: Any, max_nodes: Any, names: Any) -> None:
         raise ValueError(
             f"max_nodes must be a whole number of at least 2 (the output and one box for the rest), got {max_nodes!r}"
         )
-    if names is not None and not isinstance(names, Mapping):
-        raise TypeError(f"names must map names to tensors, as {{'a': a}}, got {type(names).__name__}")
-    for name, tensor in (names or {}).items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"names[{name!r}] must be a tensor, got {type(tensor).__name__}; pass {{'a': a}}")
+    check_names(names)

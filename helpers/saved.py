@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ._graph_read import NO_GRAPH, Reader, flatten, letter_of
+from ._graph_read import NO_GRAPH, Reader, check_names, flatten, letter_of
 from ._graph_records import Graph, SavedSlot, count, human_bytes
 from ._graph_slots import FAILED, ON_CTX, OVERWRITTEN, PACKED, RECOMPUTED, RUN_AGAIN
 from ._saved_record import Recorder
@@ -43,6 +43,7 @@ class SavedTensors(Sequence[SavedSlot]):
         parameter_bytes: bytes of the parameters and buffers among it, counted alike; they exist without the graph.
         by_kind: kind -> bytes, of which the two above are sums.
         by_module: path -> bytes of activations, each storage with the first known module that kept it; None: unknown.
+        by_operator: ``"relu (result)"`` -> bytes of activations, each storage with the operator that kept it first.
         storages: letter -> bytes of each distinct storage, made anew ones excepted.
         operators: number of operators in the graph.
         device: the device that the figures hold for.
@@ -107,14 +108,22 @@ class SavedTensors(Sequence[SavedSlot]):
 
     @property
     def by_module(self) -> dict[str | None, int]:
-        home: dict[str, str | None] = {}
+        return self._split(lambda record: record.module)
+
+    @property
+    def by_operator(self) -> dict[str, int]:
+        return self._split(lambda record: f"{record.op} ({record.slot})")
+
+    def _split(self, key: Callable[[SavedSlot], Any]) -> dict[Any, int]:
+        """Bytes of activations by the first known key of each storage, the largest first."""
+        home: dict[str, Any] = {}
         for record in self._records:
             held = record.storage in self.storages and record.kind in ("activation", "leaf")
             if held and home.get(record.storage) is None:
-                home[record.storage] = record.module
-        totals: Counter[str | None] = Counter()
-        for named, module in home.items():
-            totals[module] += self.storages[named]
+                home[record.storage] = key(record)
+        totals: Counter[Any] = Counter()
+        for named, where in home.items():
+            totals[where] += self.storages[named]
         return dict(totals.most_common())
 
     def __len__(self) -> int:
@@ -133,7 +142,9 @@ class SavedTensors(Sequence[SavedSlot]):
         return {"text/html": html_of(self), "text/plain": repr(self)}
 
 
-def saved_tensors(outputs: Any, model: torch.nn.Module | None = None) -> SavedTensors:
+def saved_tensors(
+    outputs: Any, model: torch.nn.Module | None = None, *, names: Mapping[str, torch.Tensor] | None = None
+) -> SavedTensors:
     """Lists the tensors that the graph behind ``outputs`` keeps for backward.
 
     Ask before ``backward()``, which frees them. Nothing is changed or kept alive, no saved-tensor hook is set, and an
@@ -143,6 +154,7 @@ def saved_tensors(outputs: Any, model: torch.nn.Module | None = None) -> SavedTe
         outputs: a tensor, or a tuple, list or dict of tensors; or a function without arguments that returns them,
             ``lambda: model(x)``. The function is called once and watched, and what it returns is dropped.
         model: names parameters and buffers, recognised by their storage, and modules.
+        names: your names for your tensors, ``{"a": a}``, as in `draw_graph`.
 
     A graph knows no modules and no lines. Given tensors, ``line`` is None, and ``module`` is that of the parameter or
     buffer that the operator reads, None if it reads none. Given a function, both are those that ran: the innermost
@@ -151,12 +163,15 @@ def saved_tensors(outputs: Any, model: torch.nn.Module | None = None) -> SavedTe
     A graph that was freed, or no graph at all, gives an empty list whose ``message`` says so.
 
     Raises:
-        TypeError: if ``outputs`` or ``model`` is something else. What the function raises is passed on.
+        TypeError: if an argument is something else. What the function raises is passed on.
 
     Example:
         >>> a, b = torch.ones(5, requires_grad=True), torch.ones(5)
-        >>> saved = saved_tensors(a * b)
-        >>> [(s.op, s.slot, s.nbytes, s.kind) for s in saved]
+        >>> saved_tensors(a * b, names={"a": a, "b": b})
+        1 operator keeps 1 tensor, 20 B
+        bytes  tensor         kept by
+         20 B  b [5] float32  mul (other)
+        >>> [(s.op, s.slot, s.nbytes, s.kind) for s in saved_tensors(a * b)]
         [('mul', 'other', 20, 'activation')]
         >>> saved_tensors(torch.ones(5)).message
         'no graph: requires_grad is False'
@@ -168,6 +183,7 @@ def saved_tensors(outputs: Any, model: torch.nn.Module | None = None) -> SavedTe
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_names(names)
     if isinstance(outputs, torch.nn.Module):
         raise TypeError(
             f"got the module {type(outputs).__name__} itself: pass what it returns, saved_tensors(model(x), model), "
@@ -176,11 +192,11 @@ def saved_tensors(outputs: Any, model: torch.nn.Module | None = None) -> SavedTe
     if callable(outputs) and not isinstance(outputs, torch.Tensor):
         with Recorder(model) as recorder:
             result = outputs()
-        return _read(_tensors(result), model, recorder.notes)
+        return _read(_tensors(result), model, recorder.notes, names)
     pairs = list(flatten(outputs, ""))
     if not pairs:
         raise TypeError(f"no tensor in this {type(outputs).__name__}: pass what you would call backward() on")
-    return _read(pairs, model, {})
+    return _read(pairs, model, {}, names)
 
 
 def predict_saved(

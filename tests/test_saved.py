@@ -84,6 +84,17 @@ def test_a_product_keeps_what_the_gradient_of_the_other_needs():
     assert kept(saved_tensors(a * b.detach())) == [("mul", "other", (5,), 20, "activation")]
 
 
+def test_the_readers_names_are_used():
+    a, b = leaf(5), torch.rand(5)
+    saved = saved_tensors([a * b, b * a.exp()], names={"a": a, "b": b})
+    assert [(s.slot, s.name, s.kind) for s in saved if s.name] == [
+        ("other", "b", "activation"),
+        ("self", "b", "activation"),
+    ]
+    assert saved_tensors(lambda: a * a, names={"a": a})[0].name == "a"
+    assert saved.by_operator == {"mul (other)": 20, "exp (result)": 20}
+
+
 def test_the_same_tensor_twice_counts_once():
     x = leaf(1000)
     saved = saved_tensors(x * x)
@@ -798,6 +809,7 @@ def test_a_tensor_from_outside_the_model_is_taken_as_it_is():
         (lambda: saved_tensors(3.0), TypeError, "got float"),
         (lambda: saved_tensors([]), TypeError, "no tensor in this list"),
         (lambda: saved_tensors(lambda: None), TypeError, "no tensor in the NoneType"),
+        (lambda: saved_tensors(torch.ones(1), names=[1]), TypeError, "names must map names to tensors"),
         (lambda: saved_tensors(torch.ones(1), "net"), TypeError, "torch.nn.Module, got str"),
     ],
 )
@@ -828,7 +840,7 @@ def test_text_and_table_say_the_same_numbers():
     # Folded by module, the largest first; the parts are the whole.
     totals = [page.index(f"<b>stage{i}</b>") for i in (1, 2, 3)]
     assert totals == sorted(totals) and page.count("<details>") > 10
-    assert sum(saved.by_module.values()) == saved.activation_bytes
+    assert sum(saved.by_module.values()) == saved.activation_bytes == sum(saved.by_operator.values())
 
 
 def test_rows_are_sorted_by_bytes_and_one_storage_is_one_row():
