@@ -72,3 +72,11 @@ def test_import_of_the_map_loads_nothing_heavy(root):
 
 def test_the_check_for_heavy_imports_can_fail(root):
     assert "torch" in imported("import helpers; helpers.MemoryTracker", root)
+
+
+def test_contributing_maps_every_public_module(root):
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    public = {path.name for path in (root / "helpers").glob("*.py") if not path.name.startswith("_")}
+    missing = sorted(name for name in public if f"      {name} " not in text)
+    assert not missing, f"the code map in CONTRIBUTING.md lacks {missing}"
+    assert "      nothing.py " not in text  # the control: a name that is not there is found missing
