@@ -27,7 +27,8 @@ def explain_backward(
     Returns:
         the message that the error had, without hints; None if the error is about something else.
     """
-    message = str(error).split("\n\nTensor: ")[0]
+    message = bare_message(error)
+    vars(report).update(vars(Report()))  # an earlier error of the block may have been caught
     if isinstance(error, SavedTensorChanged):
         change = error.change
         what = change.shape, change.dtype, change.address, change.geometry
@@ -51,6 +52,11 @@ def explain_backward(
         return None
     report.raised = place(stack_lines(frame)[0])
     return message
+
+
+def bare_message(error: RuntimeError) -> str:
+    """What the error said before a report was put behind it."""
+    return re.split(r"\n\n(?:Tensor|Meaning|Written): ", str(error))[0]
 
 
 def _explain_slot(
@@ -149,6 +155,7 @@ def explain_write(report: Report, log: WriteLog, message: str, traceback: Any) -
     if known is None:
         return False
     raised = _raised_at(traceback)
+    vars(report).update(vars(Report()))
     _, kind, report.why, cures = known
     report.kind, report.mends = kind, list(cures)
     name, out_of_place = target_of(place(raised))

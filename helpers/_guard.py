@@ -171,7 +171,8 @@ class Guard:
                 record.print = fingerprint(alias)
             record.version = None if tensor.is_inference() else alias._version
             record.source = (tensor.grad_fn.name(), tensor.output_nr) if tensor.grad_fn is not None else None
-            record.found = stack_lines(sys._getframe(1))[0]
+            found, _, caller = stack_lines(sys._getframe(1))
+            record.found = found or caller
             if inner is None:
                 record.alias = alias
             else:

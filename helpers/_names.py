@@ -113,21 +113,23 @@ def _parsed(source: str) -> ast.Module | None:
         return None
 
 
-def statement_at(place: Place | None) -> ast.stmt | None:
-    """The innermost statement that covers a line, parsed; None where its source is not to be had."""
+def statements_at(place: Place | None) -> list[ast.stmt]:
+    """The innermost statements that cover a line, parsed: one, or several behind semicolons; none without source."""
     lines = linecache.getlines(place.file) if place is not None else []
     if lines and lines[0].startswith("%%"):  # a cell magic, which is no Python
         lines = ["\n", *lines[1:]]
     tree = _parsed("".join(lines)) if lines else None
     if tree is None:
-        return None
+        return []
     covering = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= place.line <= n.end_lineno]
-    return min(covering, key=lambda n: (n.end_lineno - n.lineno, n.end_col_offset - n.col_offset), default=None)
+    outer = {id(n) for n in covering for inner in ast.walk(n) if inner is not n and inner in covering}
+    return [n for n in covering if id(n) not in outer]
 
 
 def assigned(place: Place | None) -> str:
     """The variable that the statement at ``place`` gives its result to: ``y`` of ``y = x.exp()``."""
-    statement = statement_at(place)
+    found = statements_at(place)
+    statement = found[0] if len(found) == 1 else None
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target, value = statement.targets[0], statement.value
         if isinstance(target, (ast.Name, ast.Attribute)) and isinstance(value, (ast.Call, ast.BinOp)):
@@ -144,9 +146,8 @@ def target_of(place: Place | None, operator: str = "") -> tuple[str, str]:
     Example:
         ``h += r`` gives ``("h", "h = h + r")``, ``h[0] = 1`` gives ``("h", "")``.
     """
-    statement = statement_at(place)
     found: list[tuple[bool, str, str]] = []
-    for node in ast.walk(statement) if statement is not None else ():
+    for statement, node in ((s, n) for s in statements_at(place) for n in ast.walk(s)):
         if isinstance(node, ast.AugAssign) and type(node.op) in _OPERATORS:
             sign, name = _OPERATORS[type(node.op)]
             target, value = ast.unparse(node.target), ast.unparse(node.value)

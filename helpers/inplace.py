@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._backward import listen, unlisten
-from ._explain import explain_backward, explain_write, note_reads
+from ._explain import bare_message, explain_backward, explain_write, note_reads
 from ._guard import Guard, SavedTensorChanged
 from ._report import Report
 from ._writes import WriteLog
@@ -139,8 +139,8 @@ class explain_inplace:
 
     def _finish(self, error: BaseException | None, traceback: Any) -> None:
         try:
-            if isinstance(error, RuntimeError) and not self.report.kind:
-                message = str(error)
+            if isinstance(error, RuntimeError):
+                message = bare_message(error)
                 if explain_write(self.report, self._log, message, traceback):
                     _lengthen(error, message, self.report)
             if self._reads:

@@ -6,6 +6,7 @@ runs as a script and as a cell of a notebook.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -756,6 +757,20 @@ def test_caught_inside_the_block_it_is_explained_all_the_same():
         with pytest.raises(RuntimeError, match="Written:  add_, version 1"):
             fails()
         assert report.saved.op == "exp"
+
+
+def test_the_last_of_several_errors_is_reported():
+    with pytest.raises(RuntimeError, match=r"a leaf Variable.*\n\nMeaning:"), explain_inplace() as report:
+        x = torch.ones(4, requires_grad=True)
+        for part in (slice(0, 2), slice(2, 4)):
+            h = x * 1
+            y = h[:2] * h[:2]
+            h.detach()[part] = 5.0
+            with contextlib.suppress(RuntimeError):
+                y.sum().backward()
+            assert len(report.writes) == 1 and len(report.notes) == (part.start == 2)
+        x += 1
+    assert report.kind == "leaf" and not report.writes and report.saved is None
 
 
 def test_nested_blocks_explain_once_and_each_report_is_full():
