@@ -121,14 +121,12 @@ def memory_svg(
             f'<path d="M{x(peak.operator):.1f} 48V{y(peak.nbytes):.1f}" stroke="{INK}" stroke-dasharray="2 2"/>'
         )
     parts += _phases(brackets, x)
-    unlabelled = []
+    present = []
     for number, group in enumerate(GROUPS):
         path, label = _band(columns, number, y, group)
-        parts += path
-        if label:
-            parts += label
-        elif any(values[number] for _, values in columns):
-            unlabelled.append(group)
+        parts += path + label
+        if path:
+            present.append(group)
     if before:
         parts.append(_outline(_columns(before.points, x), y))
     for number, (name, dash) in enumerate((("allocated", "none"), ("reserved", "5 3"))):
@@ -141,7 +139,7 @@ def memory_svg(
             )
     if peak:
         parts += _peak(peak, x, y)
-    parts += _legend(unlabelled)
+    parts += _legend(present)
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">{_escape(clip(figures, WIDTH - LEFT - 20))}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {last:,}</text>')
     return "".join(parts) + "</svg>"
@@ -303,7 +301,7 @@ def _peak(peak: Marker, x, y) -> list[str]:
 
 
 def _legend(groups: Sequence[str]) -> list[str]:
-    """Swatches for the bands too thin to carry their name."""
+    """Swatches for all groups that occur, in the order of their bands; many bands are too thin to carry a name."""
     at, drawn = float(LEFT), []
     for group in groups:
         swatch = f'x="{at:.1f}" y="{TOP + _PLOT_H + 8}" width="12" height="10"'
@@ -311,5 +309,5 @@ def _legend(groups: Sequence[str]) -> list[str]:
         if group in _HATCH:
             drawn.append(f'<rect {swatch} fill="url(#{_pattern(group)})" fill-opacity=".55"/>')
         drawn.append(f'<text x="{at + 16:.1f}" y="{TOP + _PLOT_H + 17}">{group}</text>')
-        at += 30 + text_width(group)
+        at += 26 + text_width(group)
     return drawn

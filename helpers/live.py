@@ -58,20 +58,33 @@ def brackets_of(tracker: MemoryTracker) -> list[Bracket]:
 
 def finding(tracker: MemoryTracker) -> str:
     """The title of a finished picture: what the run showed, worked out from its figures."""
-    replay, start, held, before = tracker._replay(), tracker._start, 0, ""
+    replay, start, before = tracker._replay(), tracker._start, ""
+    at_start = set(replay.state_after(start - 1).alive)
+    held: dict[int, int] = {}  # storage -> bytes, of what the phase before saved
     for name, first, last, depth in _nested(tracker):
         if depth:
             continue
-        then = replay.state_after(start + first - 1).totals["saved activations"]
-        left = replay.state_after(start + last - 1).totals["saved activations"]
-        if held > 0 and then >= held > 2 * left:
-            return f"{name[:1].upper()}{name[1:]} frees the {round_bytes(held)} that {before} saved for it"
-        held, before = left, name
+        replay.state_after(start + first - 1)
+        there, saved_before = set(replay.alive), _saved(replay)
+        replay.state_after(start + last - 1)
+        left, saved = {n: nbytes for n, (nbytes, _, _) in replay.alive.items()}, _saved(replay)
+        if there >= held.keys() and sum(held.values()) > 2 * sum(held[n] for n in held if n in saved):
+            freed = sum(nbytes - min(nbytes, left.get(n, 0)) for n, nbytes in held.items() if n not in at_start)
+            if freed:
+                all_of, of = round_bytes(sum(held.values())), round_bytes(freed)
+                share = f"the {all_of}" if of == all_of else f"{of} of the {all_of}"
+                return f"{name[:1].upper()}{name[1:]} frees {share} that {before} saved for it"
+        held, before = {n: nbytes for n, nbytes in saved.items() if n not in saved_before}, name
     peak = tracker.peak
     if peak is None:
         return f"Nothing rises above the {round_bytes(tracker.start_bytes)} of the start"
     where = f" in {peak.phase}" if peak.phase else ""
     return f"The peak is {round_bytes(tracker.peak_bytes)}{where}, {round_bytes(_rise(tracker))} over the start"
+
+
+def _saved(replay: Replay) -> dict[int, int]:
+    """Storage number -> bytes of what serves as a saved activation and as nothing before it in rank."""
+    return {n: nbytes for n, (nbytes, group, _) in replay.alive.items() if group == "saved activations"}
 
 
 def comparison(tracker: MemoryTracker, before: MemoryTracker) -> str:
@@ -142,6 +155,8 @@ class LiveMemoryPlot:
     thread's drawings are not shown (Colab), and a frame never tells of a moment that was not. Interrupting the kernel
     leaves the picture of what had run; an exception of yours passes through.
 
+    A plain script shows nothing while it runs: read ``plot.picture.alt`` afterwards, or save ``plot.picture.svg``.
+
     Args:
         tracker: a `MemoryTracker`, entered before.
         title: see `draw_memory`.
@@ -149,7 +164,10 @@ class LiveMemoryPlot:
 
     Attributes:
         frames: how many frames were drawn while the work ran.
-        picture: the finished `Picture`, after the block.
+        picture: the finished `Picture`, after the block; None before.
+
+    Raises:
+        RuntimeError: at the start of the block, if the tracker does not run.
 
     Example:
         >>> import torch
@@ -178,6 +196,12 @@ class LiveMemoryPlot:
         return self._output.frames
 
     def __enter__(self) -> LiveMemoryPlot:
+        if self.tracker._state != "running":
+            state = "has had its block: make a new one" if self.tracker._state == "done" else "does not run yet"
+            raise RuntimeError(
+                f"this MemoryTracker {state}. Enter tracker and plot together: "
+                "with MemoryTracker(...) as tracker, LiveMemoryPlot(tracker): ..."
+            )
         self._previous, self.tracker.listener = self.tracker.listener, self._event
         _begin(self._curve, self._replay, self.tracker)
         self._frame()

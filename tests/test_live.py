@@ -137,7 +137,34 @@ def test_phase_around_another_with_the_same_events_is_the_outer_one():
 
 
 def test_title_of_a_training_step(step):
-    assert finding(step) == "Backward frees the 12.00 MiB that forward saved for it"
+    """Of the 12 MiB forward saved x, 4 MiB, which was there at the start and stays: the live bytes fall by 8."""
+    assert finding(step) == "Backward frees 8.00 MiB of the 12.00 MiB that forward saved for it"
+    backward = [e for e in step.timeline if e.phase == "backward"]
+    freed = -sum(e.delta_bytes for e in backward if e.kind == "free" and e.delta_bytes == -(2**22))
+    made = sum(e.delta_bytes for e in backward if e.kind == "alloc" and e.delta_bytes == 2**22)
+    assert freed - made == 2**23 - 2**22, "8 MiB of saved results freed, 4 MiB of gradient made"
+
+
+def test_title_counts_what_the_phase_before_saved_and_no_more():
+    w = torch.rand(64, 64, requires_grad=True)
+    with MemoryTracker(w) as tracker:
+        with tracker.phase("first"):
+            one = w.exp().sum()
+        with tracker.phase("second"):
+            two = w.exp().exp().sum()
+        with tracker.phase("backward"):
+            (one + two).backward()
+    assert finding(tracker) == "Backward frees the 32.00 KiB that second saved for it"
+
+
+def test_title_does_not_say_that_what_existed_before_is_freed():
+    w, x = torch.rand(64, 64, requires_grad=True), torch.rand(64, 64)
+    with MemoryTracker(w, x) as tracker:
+        with tracker.phase("forward"):
+            loss = (w * x).sum()
+        with tracker.phase("backward"):
+            loss.backward()
+    assert finding(tracker).startswith("The peak is "), "only x was saved, and x stays"
 
 
 def test_title_does_not_say_that_backward_frees_what_it_keeps():
@@ -435,6 +462,27 @@ def test_colour_is_repeated_by_a_pattern(step):
         assert f"hatch-{group.replace(' ', '-')}" in patterns
 
 
+def test_legend_lists_every_group_that_occurs_from_the_floor_up(step):
+    def legend(svg):
+        drawn = Drawn(svg)
+        texts = sorted((left, text) for text, left, _, y, _ in drawn.texts if y == HEIGHT - 50 + 17 and text in GROUPS)
+        swatches = [e for e in drawn.root.iter(f"{NS}rect") if e.get("height") == "10" and e.get("fill") in colours]
+        assert [colours[e.get("fill")] for e in swatches] == [text for _, text in texts]
+        end = max(
+            (right for text, _, right, y, _ in drawn.texts if y == HEIGHT - 50 + 17 and text in GROUPS), default=0
+        )
+        assert end <= next(left for text, left, *_ in drawn.texts if text.startswith("operators 0"))
+        return [text for _, text in texts]
+
+    colours = {colour: group for group, colour in GROUPS.items()}
+    assert legend(draw_memory(step).svg) == list(GROUPS)
+    assert legend(draw_memory(zeros(4)).svg) == ["other"]
+    curve = Curve()
+    for i in range(0, 10_000_000, 100_000):
+        curve.add(i, dict.fromkeys(GROUPS, 100))
+    assert legend(memory_svg(curve, title="t", figures="f")) == list(GROUPS)
+
+
 def test_the_same_run_gives_the_same_picture():
     assert draw_memory(zeros(4, 8, 2)).svg == draw_memory(zeros(4, 8, 2)).svg
     assert draw_memory(zeros(4, 8, 2)).svg != draw_memory(zeros(4, 9, 2)).svg
@@ -615,6 +663,17 @@ def test_only_a_tracker_can_be_plotted():
         TypeError, match=r"expected a MemoryTracker, got Linear: with MemoryTracker\(model\) as tracker"
     ):
         LiveMemoryPlot(torch.nn.Linear(2, 2))
+
+
+def test_only_a_running_tracker_can_be_plotted():
+    tracker = MemoryTracker()
+    with pytest.raises(RuntimeError, match=r"does not run yet.*with MemoryTracker\(...\) as tracker, LiveMemoryPlot"):
+        LiveMemoryPlot(tracker).__enter__()
+    assert tracker.listener is None
+    with tracker:
+        pass
+    with pytest.raises(RuntimeError, match=r"has had its block: make a new one.*LiveMemoryPlot\(tracker\)"):
+        LiveMemoryPlot(tracker).__enter__()
 
 
 def test_nothing_is_kept_alive(clock, shown):
