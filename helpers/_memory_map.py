@@ -21,10 +21,11 @@ class Memory:
     """One storage of PyTorch, or the memory under one NumPy array.
 
     Attributes:
-        letter: A, B, C in order of appearance.
+        letter: A, B, C for the storages in order of appearance; a, b, c for the memory of arrays, which is no storage.
         owner: whose bytes they are, as far as anyone can know.
         nbytes: its size.
-        others: how it lies to the first one which holds some of the same bytes ("the same bytes as A").
+        others: how it lies to another which holds some of the same bytes ("the same bytes as A"): of an array, to a
+            storage where there is one, and then ``in_storage`` is true.
         address: of its first byte; for comparing, never for showing.
         held: a weak reference, which tells a living storage from another that got its address.
     """
@@ -36,6 +37,8 @@ class Memory:
     address: int
     held: Any = field(repr=False)
     others: str = ""
+    is_storage: bool = True
+    in_storage: bool = False
 
     def meets(self, other: Memory) -> bool:
         """Whether the two lie over some of the same bytes, which makes them one place with two names."""
@@ -50,7 +53,8 @@ class Seen:
     Attributes:
         offset: elements before its first, from the start of its storage.
         stride: elements to the next of each dimension.
-        base: the name of the one among them of which this is a view; "not described" if it is of another; or "none".
+        base: the name of the one among them of which this is a view; "a tensor not shown here" if it is of another; or
+            "none".
     """
 
     name: str
@@ -82,7 +86,7 @@ def named_things(things: Iterable[Any], named: dict[str, Any], asker: str) -> di
 
 
 def look(things: dict[str, Any]) -> list[Seen]:
-    """Finds the storages under ``things`` and letters them in order of appearance."""
+    """Finds the storages and the arrays' memory under ``things`` and letters them in order of appearance."""
     keys: list[Any] = []  # the living storages and arrays themselves: compared by identity, let go at the end
     memories: list[Memory] = []
     seen = []
@@ -91,13 +95,16 @@ def look(things: dict[str, Any]) -> list[Seen]:
         for key, address in _under(thing):
             known = next((m for k, m in zip(keys, memories) if k is key), None)
             if known is None:
-                known = _memory(_letter(len(memories)), key, address)
-                known.others = next((_relation(known, m) for m in memories if m.meets(known)), "")
+                is_array = isinstance(key, np.ndarray)
+                letter = _letter(sum(m.is_storage != is_array for m in memories))
+                known = _memory(letter.lower() if is_array else letter, key, address)
                 keys.append(key)
                 memories.append(known)
             if known not in own:
                 own.append(known)
         seen.append(_seen(name, thing, own, things))
+    for number, memory in enumerate(memories):
+        memory.others = _others(memory, memories, number)
     for memory in memories:  # what one storage cannot know, an array beside it may tell
         if memory.owner == LENT:
             memory.owner = next((m.owner for m in memories if m.owner != LENT and m.meets(memory)), LENT)
@@ -109,11 +116,27 @@ def _letter(number: int) -> str:
     return (_letter(first - 1) if first else "") + chr(ord("A") + last)
 
 
+def _others(memory: Memory, memories: list[Memory], number: int) -> str:
+    """How ``memory`` lies to one before it; an array to any storage, best to one of just the same bytes."""
+    if memory.is_storage:
+        return next((_relation(memory, m) for m in memories[:number] if m.is_storage and m.meets(memory)), "")
+    storages = [m for m in memories if m.is_storage and m.meets(memory)]
+    if storages:
+        memory.in_storage = True
+        same = next((m for m in storages if (m.address, m.nbytes) == (memory.address, memory.nbytes)), storages[0])
+        return _relation(memory, same).replace("the same bytes as", "the bytes of")
+    return next((_relation(memory, m) for m in memories[:number] if m.meets(memory)), "")
+
+
 def _relation(new: Memory, old: Memory) -> str:
     if (new.address, new.nbytes) == (old.address, old.nbytes):
         return f"the same bytes as {old.letter}"
-    inside = old.address <= new.address and new.address + new.nbytes <= old.address + old.nbytes
-    return f"{'part of' if inside else 'shares'} the bytes of {old.letter}"
+    end, old_end = new.address + new.nbytes, old.address + old.nbytes
+    if old.address <= new.address and end <= old_end:
+        return f"part of the bytes of {old.letter}"
+    if new.address <= old.address and old_end <= end:
+        return f"the bytes of {old.letter} and more"
+    return f"some of the bytes of {old.letter}"
 
 
 def _under(thing: Any) -> list[tuple[Any, int]]:
@@ -143,7 +166,7 @@ def _memory(letter: str, key: Any, address: int) -> Memory:
         low, high = np.lib.array_utils.byte_bounds(key)
         base = key.base.obj if isinstance(key.base, memoryview) else key.base
         owner = "NumPy" if key.flags.owndata else type(base).__name__
-        return Memory(letter, owner, high - low, "cpu", address, weakref.ref(key))
+        return Memory(letter, owner, high - low, "cpu", address, weakref.ref(key), is_storage=False)
     # resizable() is the only trace of an owner: from_numpy() makes a storage that is not, and numpy() makes it so.
     owner = "torch" if key.resizable() else LENT
     return Memory(letter, owner, key.nbytes(), str(key.device), address, weakref.ref(key))
@@ -165,7 +188,8 @@ def _seen(name: str, thing: Any, own: list[Memory], things: dict[str, Any]) -> S
             leaf=None,
             requires_grad=None,
             version=None,
-            base=_name_of(thing.base, things, array=True),
+            # what tensor.numpy() made stands on an alias of the tensor, which nobody can have named
+            base="a tensor" if isinstance(thing.base, torch.Tensor) else _name_of(thing.base, things),
         )
     strided = thing.layout is torch.strided and not thing.is_nested
     return Seen(
@@ -189,9 +213,9 @@ def _in_elements(nbytes: int, itemsize: int) -> int | str:
     return f"{nbytes} B" if rest else count  # a field of a structured array starts between two elements
 
 
-def _name_of(base: Any, things: dict[str, Any], array: bool = False) -> str:
+def _name_of(base: Any, things: dict[str, Any]) -> str:
     if base is None:
         return "none"
-    # what tensor.numpy() made stands on an alias of the tensor, which nobody can have named
-    unnamed = "a tensor" if isinstance(base, torch.Tensor) and array else "not described"
-    return next((name for name, thing in things.items() if thing is base), unnamed)
+    tensor = "a tensor" if isinstance(base, torch.Tensor) else f"a {type(base).__name__}"
+    kind = "an array" if isinstance(base, np.ndarray) else tensor
+    return next((name for name, thing in things.items() if thing is base), f"{kind} not shown here")

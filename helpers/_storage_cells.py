@@ -19,7 +19,9 @@ class Row:
         first: the cell where its first element starts.
         steps: cells to the next element of each dimension.
         span: cells under one element.
-        version_before: the version in the earlier picture.
+        root: a weak reference to the tensor itself or to the one of which it is a view: both count with one counter.
+        version_before: the version in the earlier picture, of the same name.
+        same_counter: whether it is known to be the version of the same counter.
         rebound: whether the name stood for other memory in the earlier picture.
     """
 
@@ -38,7 +40,9 @@ class Row:
     conj: bool = False
     neg: bool = False
     decoder: Any = field(default=None, repr=False)
+    root: Any = field(default=None, repr=False)
     version_before: int | None = None
+    same_counter: bool = False
     rebound: bool = False
 
     @property
@@ -89,7 +93,7 @@ class Strip:
     """One piece of memory: a storage, or several that lie over the same bytes.
 
     Attributes:
-        extents: letter -> (first cell, cells) of each storage in it.
+        extents: letter -> (first cell, cells) of each storage in it, and of the memory of arrays, in small letters.
         unit: bytes of one cell.
         raw: its bytes when it was read; ``raw_before`` those of the earlier picture.
         readers: how many tensors reach each cell.
@@ -108,6 +112,16 @@ class Strip:
     held: dict[str, Any] = field(default_factory=dict, repr=False)
     raw_before: bytes | None = field(default=None, repr=False)
     changed: list[int] = field(default_factory=list)
+
+    @property
+    def storages(self) -> dict[str, tuple[int, int]]:
+        """The extents of PyTorch's storages alone."""
+        return {letter: extent for letter, extent in self.extents.items() if letter.isupper()}
+
+    @property
+    def one_storage(self) -> bool:
+        """Whether a single storage lies under all of it."""
+        return len(self.storages) == 1 and next(iter(self.storages.values()))[1] == self.cells
 
     @property
     def cells(self) -> int:
@@ -168,7 +182,8 @@ def compare(drawing: Drawing, earlier: Drawing) -> None:
             continue
         then = _same_memory(drawing.strips[row.strip].held[row.letter], earlier)
         row.rebound = then is None or then[0] is not earlier.strips[old.strip]
-        row.version_before = None if row.rebound else old.version
+        row.same_counter = not row.rebound and row.root() is not None and row.root() is old.root()
+        row.version_before = old.version if row.same_counter else None
 
 
 def _same_memory(held: Any, earlier: Drawing) -> tuple[Strip, str] | None:

@@ -110,7 +110,7 @@ def _name(row: Row, y: float, letter: bool) -> str:
 def _rows(rows: list[tuple[Row, Grid]], strip: Strip, along: Scale, y: float) -> tuple[list[str], float]:
     parts, guides = [], []
     for row, beside in rows:
-        parts.append(_name(row, y, len(strip.extents) > 1))
+        parts.append(_name(row, y, len(strip.storages) > 1))
         top = y + 23
         arrows = _arrows(row, strip, along)
         deck = 6 if row.repeats else 0
@@ -238,8 +238,8 @@ def _strip(strip: Strip, along: Scale, lines: list[str], y: float) -> tuple[list
             + label(x + FOLD / 2, y + tall / 2 + 10, "more")
         )
     bottom = y + tall + 16
-    if len(strip.extents) > 1:
-        for letter, (first, cells) in strip.extents.items():
+    if strip.storages and not strip.one_storage:
+        for letter, (first, cells) in strip.storages.items():
             a, b = along.edge(first), along.edge(first + cells - 1) + along.cell
             plain.append(
                 f'<path d="M{a + 1:.1f} {bottom:.1f}v5H{b - 1:.1f}v-5" fill="none" stroke="{INK}"/>'

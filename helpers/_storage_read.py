@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,12 @@ def _groups(seen: list[Seen]) -> list[list[Memory]]:
         merged = [m for g in joined for m in g] + [memory]
         groups = [g for g in groups if g not in joined]
         groups.append(merged)
-    return sorted((sorted(g, key=lambda m: (len(m.letter), m.letter)) for g in groups), key=lambda g: g[0].letter)
+    by_letter = [sorted(g, key=_order) for g in groups]
+    return sorted(by_letter, key=lambda g: _order(g[0]))
+
+
+def _order(memory: Memory) -> tuple[bool, int, str]:
+    return not memory.is_storage, len(memory.letter), memory.letter
 
 
 def _strip(group: list[Memory], members: list[Seen]) -> Strip:
@@ -180,4 +186,5 @@ def _row(seen: Seen, strips: list[Strip], strip_of: dict[str, int]) -> Row:
         conj=not is_array and thing.is_conj(),
         neg=not is_array and thing.is_neg(),
         decoder=_decoder(thing),
+        root=weakref.ref(thing if is_array or thing._base is None else thing._base),
     )

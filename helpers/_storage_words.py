@@ -51,9 +51,11 @@ def _now(drawing: Drawing) -> str:
     strips = {row.strip for row in rows}
     if len(strips) == 1:
         strip = drawing.strips[rows[0].strip]
-        where = f"one storage of {_holding(strip)}"
-        if len(strip.extents) > 1:
-            where = f"the same {exact_bytes(strip.nbytes)} through {counted(len(strip.extents), 'storage', word=True)}"
+        where = f"one {'storage' if strip.storages else 'array'} of {_holding(strip)}"
+        if not strip.one_storage and len(strip.extents) > 1:
+            where = f"the same {exact_bytes(strip.nbytes)}"
+            if len(strip.storages) > 1:
+                where += f" through {counted(len(strip.storages), 'storage', word=True)}"
         if not shared:
             return f"{things(rows)} lie in {where}, and no cell is read by two of them"
         by = "both" if len(rows) == 2 else "two or more"
@@ -85,8 +87,11 @@ def _alone(row: Row, strip: Strip) -> str:
         )
         return f"{row.name} shows {counted(row.numel, 'element')}, but reads {counted(reached, 'cell')}: {often}"
     if row.reached.size == strip.cells:
-        return f"{row.name} reads all {_holding(strip)} of its storage"
-    return f"{row.name} reads {reached * row.span:,} of the {_holding(strip)} in its storage"
+        return f"{row.name} reads all {_holding(strip)} of its {'memory' if row.is_array else 'storage'}"
+    return (
+        f"{row.name} reads {reached * row.span:,} of the {_holding(strip)} in its "
+        f"{'memory' if row.is_array else 'storage'}"
+    )
 
 
 def _even(row: Row) -> bool:
@@ -98,9 +103,8 @@ def _even(row: Row) -> bool:
 def _after(drawing: Drawing) -> str:
     changed = sum(len(strip.changed) for strip in drawing.strips)
     moved = [row for row in drawing.rows if row.rebound]
-    writes = max(
-        (r.version - r.version_before for r in drawing.rows if None not in (r.version, r.version_before)), default=0
-    )
+    # A name may stand for a tensor with another counter than before: only counters known to be the same are compared.
+    writes = max((_moved(row) for row in drawing.rows if row.same_counter), default=0)
     if not changed:
         if moved:
             names = listed([row.name for row in moved])
@@ -113,13 +117,23 @@ def _after(drawing: Drawing) -> str:
     who = _who(sees, drawing)
     if blind and len(blind) < 4 and len(sees) > 1:
         who += f", {listed(blind)} {'does' if len(blind) == 1 else 'do'} not"
+    near = [row for row in drawing.rows if row.strip is not None and drawing.strips[row.strip].changed]
+    writes = max((_moved(row) for row in near if row.same_counter), default=0)
     if writes > 0:
         sentence = f"{counted(writes, 'write', word=True)} changed {counted(changed, 'cell')}, and {who}"
         still = [row.name for row in sees if row.version is not None and row.version_before == row.version]
         return sentence + (f", but the version of {listed(still)} did not move" if still else "")
-    if all(row.version is None for row in drawing.rows):
+    counting = [row for row in near if row.version is not None]
+    if not counting or not all(row.same_counter for row in counting):
         return f"{counted(changed, 'cell', word=True)} changed, and {who}"
-    return f"{counted(changed, 'cell', word=True)} changed and no version counter moved: {who}, autograd does not"
+    still = "no version counter moved"
+    if any(_moved(row) for row in drawing.rows if row.same_counter):  # that of another storage
+        still = f"{'its' if changed == 1 else 'their'} version counter did not move"
+    return f"{counted(changed, 'cell', word=True)} changed and {still}: {who}, autograd does not"
+
+
+def _moved(row: Row) -> int:
+    return row.version - row.version_before if None not in (row.version, row.version_before) else 0
 
 
 def _who(sees: Sequence[Row], drawing: Drawing) -> str:
@@ -146,10 +160,10 @@ def touched(row: Row, strip: Strip) -> bool:
 def facts(row: Row, letter: bool) -> str:
     """The line beside the name: shape, stride, offset, version."""
     parts = [f"shape {row.shape}", f"stride {row.stride}", f"offset {row.offset}"]
-    if letter:
+    if letter and row.letter.isupper() and not row.is_array:
         parts.insert(0, f"storage {row.letter}")
     if row.is_array:
-        parts.append("a NumPy array: no version")
+        parts.append("a NumPy array: no storage, no version")
     elif row.version is not None:
         moved = row.version_before is not None and row.version_before != row.version
         parts.append(f"version {row.version_before} → {row.version}" if moved else f"version {row.version}")
@@ -163,7 +177,7 @@ def facts(row: Row, letter: bool) -> str:
 def strip_label(drawing: Drawing, number: int) -> list[str]:
     """The lines beside a strip: letter and bytes, dtype and version, owner."""
     strip = drawing.strips[number]
-    letters = list(strip.extents)
+    letters = list(strip.storages)
     what = f"{strip.cells:,} × {strip.kind}" if strip.kind != "byte" else f"{strip.cells:,} bytes"
     states = {(row.version_before, row.version) for row in drawing.rows_of(number) if row.version is not None}
     if len(states) == 1:
@@ -171,7 +185,9 @@ def strip_label(drawing: Drawing, number: int) -> list[str]:
         what += f" · version {old} → {new}" if old not in (None, new) else f" · version {new}"
     elif states:
         what += " · versions differ"
-    name = f"storage{'' if len(letters) == 1 else 's'} {listed(letters)}"
+    name = f"storage{'' if len(letters) == 1 else 's'} {listed(letters)}" if letters else "no storage"
+    if len(letters) == 1 and not strip.one_storage:
+        name += " in an array"  # which has bytes beyond it
     return [f"{name} · {exact_bytes(strip.nbytes)}", what, f"owner: {strip.owner}"]
 
 
@@ -181,7 +197,7 @@ def text(drawing: Drawing) -> str:
     for number, strip in enumerate(drawing.strips):
         lines.append(" · ".join(strip_label(drawing, number)))
         for row in drawing.rows_of(number):
-            lines.append(f"  {row.name}: {facts(row, len(strip.extents) > 1)}; {_reads(row)}")
+            lines.append(f"  {row.name}: {facts(row, len(strip.storages) > 1)}; {_reads(row)}")
         shared = np.flatnonzero(strip.readers > 1)
         if len(drawing.rows) > 1:
             lines.append(f"  read by two or more: {ranges(shared) if shared.size else 'no cell'}")

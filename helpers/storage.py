@@ -126,7 +126,9 @@ def describe(*tensors: torch.Tensor | np.ndarray, **named: torch.Tensor | np.nda
     """Returns a card for each tensor or array: where its elements lie, how it counts to autograd, whose bytes they are.
 
     Storages get letters in order of appearance; equal letters are one storage. Where two letters lie over the same
-    bytes (a NumPy array imported twice) the card says so. Offset and stride count elements, also for NumPy arrays.
+    bytes (a NumPy array imported twice) the card says so. A NumPy array has no storage, and its card says whose bytes
+    it reads: "none: the bytes of A", or "none: bytes a" where no tensor among those given lies over them. Offset and
+    stride count elements, also for NumPy arrays.
     Nothing on a card changes from run to run, and nothing described is kept alive.
 
     Args:
@@ -152,10 +154,10 @@ def describe(*tensors: torch.Tensor | np.ndarray, **named: torch.Tensor | np.nda
     """
     things = named_things(tensors, named, "describe")
     seen = look(things)
-    letters = {m.letter for s in seen for m in s.memories}
+    letters = {m.letter for s in seen for m in s.memories if m.is_storage}
     nouns = {_noun(t) for t in things.values()}
     noun = nouns.pop() if len(nouns) == 1 else "tensors and array"
-    caption = f"{_count(len(seen), noun)} in {_count(len(letters), 'storage')}"
+    caption = f"{_count(len(seen), noun)} in {_count(len(letters), 'storage') if letters else 'no storage'}"
     if any(m.owner == LENT for s in seen for m in s.memories):
         caption += f" ({LENT_NOTE})"
     return Cards({s.name: _card(s) for s in seen}, caption)
@@ -170,7 +172,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _card(seen: Seen) -> dict[str, Any]:
-    memories = seen.memories
+    memories, is_array = seen.memories, isinstance(seen.thing, np.ndarray)
     return {
         "storage": _storage(seen),
         "offset": seen.offset,
@@ -183,14 +185,19 @@ def _card(seen: Seen) -> dict[str, Any]:
         "version": seen.version,
         "base": seen.base,
         "owner": ", ".join(dict.fromkeys(m.owner for m in memories)) or "none",
-        "storage bytes": None if _opaque(seen.thing) else exact_bytes(sum(m.nbytes for m in memories)),
+        "storage bytes": None if is_array or _opaque(seen.thing) else exact_bytes(sum(m.nbytes for m in memories)),
     }
 
 
 def _storage(seen: Seen) -> str:
-    def told(memory: Memory) -> str:
-        return memory.letter + (f" ({memory.others})" if memory.others else "")
+    def told(memory: Memory, before: str = "") -> str:
+        return before + memory.letter + (f" ({memory.others})" if memory.others else "")
 
+    if isinstance(seen.thing, np.ndarray) and seen.memories:
+        (memory,) = seen.memories
+        if memory.is_storage:
+            return f"none: the bytes of {memory.letter}"
+        return f"none: {memory.others if memory.in_storage else told(memory, 'bytes ')}"
     if seen.memories:
         return ", ".join(map(told, seen.memories))
     if isinstance(seen.thing, torch.Tensor) and seen.thing.device.type == "meta":
@@ -224,7 +231,8 @@ def draw_storage(
     Args:
         tensors: called t1, t2, ... in the order given.
         before: a picture of the same tensors, drawn earlier: cells whose bytes have changed since are yellow, with the
-            old value struck and the new one under it. Only the bytes are kept in a picture, none of the tensors.
+            old value struck and the new one under it. Only the bytes are kept in a picture, none of the tensors. What
+            versions did is said only of a tensor that is there under the same name and counts with the same counter.
         named: called by their keyword; ``before`` is no name for a tensor.
 
     Example:

@@ -446,7 +446,7 @@ def test_a_card_says_where_the_elements_are():
         "leaf": True,
         "requires_grad": False,
         "version": 0,
-        "base": "not described",  # arange's result, which has no name
+        "base": "a tensor not shown here",  # arange's result, which has no name
         "owner": "torch",
         "storage bytes": "48 B",
     }
@@ -466,10 +466,45 @@ def test_a_card_says_how_autograd_counts():
 def test_different_storages_over_the_same_bytes_show():
     array = np.arange(6.0)
     cards = describe(array, t=torch.from_numpy(array), tail=torch.from_numpy(array[2:]), back=array[::-1]).facts
-    assert [c["storage"] for c in cards.values()] == ["A", "B (the same bytes as A)", "C (part of the bytes of A)", "A"]
+    lies = ["none: the bytes of A", "A", "B (part of the bytes of A)", "none: the bytes of A"]
+    assert [c["storage"] for c in cards.values()] == lies
     assert {c["owner"] for c in cards.values()} == {"NumPy"}
     assert (cards["back"]["offset"], cards["back"]["stride"], cards["back"]["base"]) == (5, (-1,), "t1")
-    assert cards["t1"]["version"] is cards["t1"]["leaf"] is None
+    assert cards["t1"]["version"] is cards["t1"]["leaf"] is cards["t1"]["storage bytes"] is None
+    twice = torch.from_numpy(array)
+    cards = describe(t=torch.from_numpy(array), twice=twice, tail=torch.from_numpy(array[2:])).facts
+    assert [c["storage"] for c in cards.values()] == ["A", "B (the same bytes as A)", "C (part of the bytes of A)"]
+
+
+def test_an_array_has_no_storage_and_its_card_says_whose_bytes_it_reads():
+    x = torch.ones(4)
+    table = describe(x=x, array=x.numpy())
+    assert [c["storage"] for c in table.facts.values()] == ["A", "none: the bytes of A"]
+    assert table.caption.startswith("2 tensors and arrays in 1 storage (lent")
+    assert not same_storage(x, x.numpy()) and table.facts["array"]["base"] == "a tensor"
+    array = np.arange(4.0)
+    tail = torch.from_numpy(array[2:])
+    table = describe(array=array, tail=tail)
+    assert [c["storage"] for c in table.facts.values()] == ["none: the bytes of A and more", "A"]
+    one, other = np.frombuffer(buffer := bytearray(8), np.uint8), np.frombuffer(buffer, np.uint8)[:4]
+    cards = describe(one=one, again=one[::2], other=other).facts
+    assert [c["storage"] for c in cards.values()][:2] == ["none: bytes a"] * 2
+    assert cards["other"]["storage"] == "none: bytes b (the same bytes as a)"
+    assert cards["again"]["base"] == "one"
+    assert describe(cut=np.arange(4.0)[1:]).facts["cut"]["base"] == "an array not shown here"
+
+
+def test_a_picture_gives_an_array_no_storage():
+    array = np.arange(4.0)
+    tail = torch.from_numpy(array[2:])
+    text = draw_storage(array=array, tail=tail).text
+    assert text.startswith("One tensor and one array read the same 32 B; 2 cells are read by both\n")
+    assert "storage A in an array · 32 B" in text and "a NumPy array: no storage, no version" in text
+    text = draw_storage(array=array, t=torch.from_numpy(array)).text
+    assert text.startswith("One tensor and one array read one storage of 4 numbers; every cell is read by both\n")
+    assert "storage A · 32 B" in text and "storage B" not in text
+    text = draw_storage(array=array).text
+    assert text.startswith("array reads all 4 numbers of its memory\n") and "no storage · 32 B" in text
 
 
 def test_the_owner_is_told_as_far_as_it_can_be_known():
@@ -478,7 +513,7 @@ def test_the_owner_is_told_as_far_as_it_can_be_known():
     view = x.numpy()
     cards = describe(x=x, view=view)
     assert [c["owner"] for c in cards.facts.values()] == ["torch or NumPy (lent)"] * 2
-    assert [c["storage"] for c in cards.facts.values()] == ["A", "A"] and "lent:" in cards.caption
+    assert [c["storage"] for c in cards.facts.values()] == ["A", "none: the bytes of A"] and "lent:" in cards.caption
     assert describe(t=torch.from_numpy(np.ones(2))).facts["t"]["owner"] == "torch or NumPy (lent)"
     buffer = bytearray(8)
     assert describe(a=np.frombuffer(buffer, np.uint8)).facts["a"]["owner"] == "bytearray"
@@ -509,8 +544,8 @@ def test_the_table_reads_as_text_and_as_html():
     ]
     assert re.search(r"requires_grad +yes +no", repr(table))
     assert table._repr_mimebundle_()["text/html"].count("<td") == 12 * 3
-    assert describe(np.zeros(1)).caption == "1 array in 1 storage"
-    assert describe(np.zeros(1), x).caption == "2 tensors and arrays in 2 storages"
+    assert describe(np.zeros(1)).caption == "1 array in no storage"
+    assert describe(np.zeros(1), x).caption == "2 tensors and arrays in 1 storage"
 
 
 def test_letters_go_on_after_z():
@@ -599,8 +634,7 @@ def test_titles_are_the_finding(pictures):
     assert {name: titles(picture) for name, picture in pictures.items() if name != "<&>"} == {
         "views": "Four tensors read one storage of 12 numbers; every cell is read by two or more",
         "expand": "Two tensors read one storage of 3 numbers; every cell is read by both",
-        "numpy": "Two tensors and one array read the same 48 B through three storages; "
-        "every cell is read by two or more",
+        "numpy": "Two tensors and one array read the same 48 B through two storages; every cell is read by two or more",
         "long": "Three tensors read one storage of 10,000 numbers; 199 cells are read by two or more",
         "bytes": "Three tensors read one storage of 8 numbers; every cell is read by all",
         "complex": "Three tensors read one storage of 4 numbers; every cell is read by two or more",
@@ -691,6 +725,33 @@ def test_writes_that_no_version_counter_saw():
     before = draw_storage(array)
     array[:2] = 1
     assert titles(draw_storage(array, before=before)) == "Two cells changed, and t1 sees it"
+
+
+def test_nothing_is_said_of_a_version_that_cannot_be_compared():
+    w = torch.ones(4)
+    before = draw_storage(w=w)
+    w.add_(1)
+    w.mul_(3)
+    after = draw_storage(v=w, before=before)  # another name
+    assert titles(after) == "Four cells changed, and v sees it" and "→" not in after.text
+    after = draw_storage(w=w.data, before=before)  # another counter, under the same name
+    assert titles(after) == "Four cells changed, and w sees it" and "→" not in after.text
+    data = w.data
+    before = draw_storage(w=w)
+    data.add_(1)
+    assert titles(draw_storage(w=w, data=data, before=before)) == "Four cells changed, and w and data both see it"
+    before = draw_storage(part=w[:2])
+    w[0] = 70  # the control: another view, and the counter of both is that of w
+    assert titles(draw_storage(part=w[:2], before=before)) == "One write changed 1 cell, and part sees it"
+
+
+def test_a_write_elsewhere_is_not_taken_for_the_one_that_changed_the_cells():
+    w, other = torch.ones(4), torch.ones(4)
+    before = draw_storage(w=w, other=other)
+    w.data[0] = 5
+    other.add_(0)
+    title = titles(draw_storage(w=w, other=other, before=before))
+    assert title == "One cell changed and its version counter did not move: only w sees it, autograd does not"
 
 
 def test_a_write_to_an_expanded_tensor_shows_everywhere():
@@ -828,7 +889,8 @@ def test_arrays_made_by_stride_tricks_lie_in_the_array_they_came_from():
     array = np.arange(6.0)
     windows = np.lib.stride_tricks.sliding_window_view(array, 3)
     wide = np.broadcast_to(array[:3], (4, 3))
-    assert [c["storage"] for c in describe(array=array, windows=windows, wide=wide).facts.values()] == ["A"] * 3
+    cards = describe(array=array, windows=windows, wide=wide).facts
+    assert [c["storage"] for c in cards.values()] == ["none: bytes a"] * 3
 
 
 def test_describing_and_drawing_keep_nothing_alive():
