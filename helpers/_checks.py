@@ -77,27 +77,28 @@ class CheckResult:
 
     def __repr__(self) -> str:
         lines = [self.headline]
-        for failure in self.failures:
-            lines.append(f"  failed: {failure}")
-            if failure.hint:
-                lines.append(f"          {failure.hint}")
-        lines += [f"  holds:  It should {says}." for says in self.held]
+        for f in self.failures:
+            lines.append(f"  ✗ should {f.says}. Seen: {f.seen} (input: {f.case}).")
+            if f.hint:
+                lines.append(f"    {f.hint}")
+        lines += [f"  ✓ {third_person(says)}" for says in self.held]
         return "\n".join(lines)
 
     @property
     def html(self) -> str:
-        """The card."""
+        """The card. Its words tell what failed ("should return") from what holds ("returns"); the signs repeat it."""
 
-        def item(answer: str, text: str) -> str:
-            return f'<li style="margin:2px 0"><strong>{answer}:</strong> {text}</li>'
+        def item(sign: str, text: str) -> str:
+            return f'<li style="margin:2px 0"><span aria-hidden="true">{sign}</span> {text}</li>'
 
         rows = []
         for f in self.failures:
             hint = f"<br><em>{prose(f.hint)}</em>" if f.hint else ""
             seen = f"Seen: {prose(f.seen)} (input: {prose(f.case)})."
-            rows.append(item("Failed", f"It should {prose(f.says)}.<br>{seen}{hint}"))
-        rows += [item("Holds", f"It should {prose(says)}.") for says in self.held]
-        items = f'<ul style="margin:4px 0 0">{"".join(rows)}</ul>' if rows else ""
+            rows.append(item("✗", f"<strong>should {prose(f.says)}</strong>.<br>{seen}{hint}"))
+        rows += [item("✓", prose(third_person(says))) for says in self.held]
+        style = "margin:4px 0 0;padding-left:4px;list-style:none"
+        items = f'<ul style="{style}">{"".join(rows)}</ul>' if rows else ""
         return f'<div style="{BOX}"><strong>{prose(self.headline)}</strong>{items}</div>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -143,9 +144,9 @@ class Exercise:
                 continue
             for p in self.properties:
                 asked[p.says] = True
-                seen = p.test(trial)
+                seen, hint = _ask(p, trial)
                 if seen is not None:
-                    failed.setdefault(p.says, Failure(p.says, seen, case.name, p.hint))
+                    failed.setdefault(p.says, Failure(p.says, seen, case.name, hint))
                     if p.decisive:
                         break
         result.failures = list(failed.values())
@@ -185,7 +186,31 @@ class Exercise:
         return Failure("run without an exception", what_went_wrong(error, fn), case.name)
 
 
+def _ask(p: Property, trial: Trial) -> tuple[str | None, str]:
+    """What was seen instead, None if the property holds, and its hint. A result too odd to look at has failed."""
+    try:
+        seen = p.test(trial)
+        return seen, "" if seen is None else p.hint_for(trial)
+    except Exception as error:  # of what the reader returned; a traceback through the helpers would say nothing
+        text = str(error).partition("\n")[0]
+        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return f"it returned {describe(trial.result)}, and to look at that raised {what}", ""
+
+
 # ---------------------------------------------------------------------------------------------------- words
+
+
+def third_person(says: str) -> str:
+    """``returns a tensor`` for ``return a tensor``."""
+    verb, _, rest = says.partition(" ")
+    irregular = {"be": "is", "have": "has"}
+    if verb.endswith(("s", "sh", "ch", "x", "z", "o")):
+        verb += "es"
+    elif verb.endswith("y") and verb[-2:-1] not in tuple("aeiou"):
+        verb = f"{verb[:-1]}ies"
+    else:
+        verb = irregular.get(verb, f"{verb}s")
+    return f"{verb} {rest}".strip()
 
 
 def what_went_wrong(error: BaseException, fn: Callable) -> str:

@@ -9,6 +9,7 @@ import torch
 from helpers._checks import Case, Exercise
 from helpers._properties import (
     RETURNED,
+    Hint,
     Property,
     Trial,
     describe,
@@ -33,7 +34,11 @@ COLUMN = Exercise(
     expect=lambda x, j: {RETURNED: torch.from_numpy(x.numpy()[:, j].copy())},
     properties=(
         returns_tensor(),
-        right_shape("A column has one dimension; `x[:, [j]]` and `x[:, j:j+1]` keep two."),
+        right_shape(
+            lambda t: (
+                "A column has one dimension; `x[:, [j]]` and `x[:, j:j+1]` keep two." if t.result.dim() == 2 else ""
+            )
+        ),
         right_values(),
         shares_memory_with(
             "x", "A list or a tensor as an index gathers the elements into new memory, and so does `clone()`."
@@ -53,6 +58,19 @@ def _right_bytes(t: Trial) -> str | None:
     return None if t.result == wanted else f"{t.result:,} instead of {wanted:,}"
 
 
+def _what_was_counted(t: Trial) -> str:
+    part = t.args["t"]
+    if isinstance(t.result, numbers.Number):
+        if t.result == part.nbytes:
+            return (
+                "`t.nbytes` and `t.numel() * t.element_size()` count what `t` describes. It keeps its whole storage "
+                "alive."
+            )
+        if t.result in (part.numel(), _KEPT[tuple(part.shape)] // part.element_size()):
+            return "That is a number of elements, and each has several bytes; and the storage stays as a whole."
+    return "What stays allocated is a storage, whole. Ask `t` for it, and it for its bytes."
+
+
 KEPT_ALIVE = Exercise(
     name="bytes_kept_alive",
     task="return how many bytes stay allocated as long as `t` lives",
@@ -68,7 +86,7 @@ KEPT_ALIVE = Exercise(
         Property(
             "return the bytes of everything that `t` keeps",
             _right_bytes,
-            "`t.nbytes` and `t.numel() * t.element_size()` count what `t` describes. It keeps its whole storage alive.",
+            _what_was_counted,
         ),
         leaves_alone("t"),
     ),
@@ -80,7 +98,7 @@ def _storage_fits(t: Trial) -> str | None:
     return None if kept == needed else f"its storage has {kept:,} B where its elements need {needed:,} B"
 
 
-def storage_just_fits(hint: str = "") -> Property:
+def storage_just_fits(hint: Hint = "") -> Property:
     """The result's storage has as many bytes as its elements need."""
     return Property("keep no more alive than its own elements", _storage_fits, hint)
 
@@ -103,7 +121,9 @@ CUT_LOOSE = Exercise(
         right_dtype(),
         right_values(),
         has_own_memory(
-            "part", "`detach()` is a view, and `contiguous()` and `reshape()` return a view where they can."
+            "part",
+            "`detach()` is a view, and `contiguous()` and `reshape()` return a view where they can.",
+            decisive=True,  # the storage of a view is too large as well, and the hint for that is about copies
         ),
         storage_just_fits("`copy.deepcopy` makes a copy of the whole storage and not only of the elements."),
         leaves_alone("part"),

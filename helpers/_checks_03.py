@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from helpers._properties import (
     Property,
     Trial,
     describe,
+    difference,
     has_own_memory,
     keeps_no_graph,
     leaves_alone,
@@ -61,29 +61,48 @@ def _network() -> nn.Module:
 def _names(t: Trial) -> str | None:
     if not isinstance(t.result, Mapping):
         return f"it returned {describe(t.result)}"
-    wanted = sorted(
-        [n for n, _ in t.args["model"].named_parameters()] + [n for n, _ in t.args["model"].named_buffers()]
-    )
+    wanted = sorted(_tensors(t.args["model"]))
     missing = [name for name in wanted if name not in t.result]
-    return f"{', '.join(missing)} missing" if missing else None
+    if missing:
+        return f"{', '.join(missing)} missing"
+    odd = [name for name in wanted if not isinstance(t.result[name], torch.Tensor)]
+    return f"`{odd[0]}` is {describe(t.result[odd[0]])}, not a tensor" if odd else None
+
+
+def _all_named(t: Trial) -> bool:
+    return isinstance(t.result, Mapping) and all(name in t.result for name in _tensors(t.args["model"]))
+
+
+def _right_numbers(t: Trial) -> str | None:
+    for name, wanted in _tensors(t.before["model"]).items():
+        wrong = difference(t.result[name], wanted)
+        if wrong is not None:
+            return f"`{name}` holds {wrong}"
+    return None
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _stays_put(t: Trial) -> str | None:
     """Trains on, by writing into every tensor of the model, and looks whether the checkpoint noticed."""
-    model = t.args["model"]
-    live: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    live = _tensors(t.args["model"])
     before = {name: value.detach().clone() for name, value in live.items()}
+    kept = {name: t.result[name].detach().clone() for name in live}
     with torch.no_grad():
-        for value in live.values():
-            value.add_(1)
-        changed = [name for name in live if not torch.equal(t.result[name].detach(), before[name])]
-        for name, value in live.items():
-            value.copy_(before[name])
+        try:
+            for value in live.values():
+                value.add_(1)
+            changed = [name for name in live if not torch.equal(t.result[name].detach(), kept[name])]
+        finally:
+            for name, value in live.items():
+                value.copy_(before[name])
     return f"{', '.join(changed)} changed when the model was trained on" if changed else None
 
 
 def _no_graphs(t: Trial) -> str | None:
-    hanging = [name for name, value in t.result.items() if value.grad_fn is not None]
+    hanging = [n for n, value in t.result.items() if isinstance(value, torch.Tensor) and value.grad_fn is not None]
     return f"{', '.join(hanging)} keep a graph alive" if hanging else None
 
 
@@ -98,8 +117,12 @@ CHECKPOINT = Exercise(
     expect=lambda model: {},
     properties=(
         Property(
-            "return a dictionary with every parameter and buffer", _names, "`model.state_dict()` names them all.", True
+            "return a dictionary with every parameter and buffer",
+            _names,
+            lambda t: "" if _all_named(t) else "`model.state_dict()` names them all.",
+            decisive=True,
         ),
+        Property("hold the values that the model has", _right_numbers, decisive=True),
         Property(
             "stay as it was when training goes on",
             _stays_put,
@@ -123,8 +146,17 @@ READY = Exercise(
     expect=lambda part: {RETURNED: torch.from_numpy(part.detach().numpy().copy())},
     properties=(
         *_VALUES,
-        storage_just_fits("`deepcopy` and `contiguous()` may bring the whole storage along; `clone()` does not."),
-        keeps_no_graph(hint="What hangs on a graph cannot be saved without it: `detach()` comes first or last."),
+        storage_just_fits(
+            lambda t: (
+                "A view brings the whole storage along; `detach()` gives one, and `contiguous()` where it can."
+                if t.result.untyped_storage().data_ptr() == t.memory["part"].untyped_storage().data_ptr()
+                else "`deepcopy` copies the whole storage; `clone()` does not."
+            )
+        ),
+        keeps_no_graph(
+            hint="It can be saved so, but in memory it keeps its graph alive, and what is loaded asks for gradients: "
+            "`detach()` comes first or last."
+        ),
         leaves_alone("part"),
     ),
 )

@@ -15,6 +15,7 @@ from helpers.display import exact_bytes
 
 RETURNED = "the returned tensor"
 Limit = int | Callable[[dict[str, Any]], int]
+Hint = str | Callable[["Trial"], str]
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,19 @@ class Property:
     Attributes:
         says: what is asked, as "It should ..." continues: "return a tensor".
         test: given a `Trial`, None when it holds, else what was seen instead.
-        hint: the misconception that usually stands behind a failure, in one sentence.
+        hint: the misconception that usually stands behind a failure, in one sentence; or a function that chooses it by
+            the `Trial`, so that nobody is told off for what was not done.
         decisive: whether the properties after it mean nothing once it failed (no tensor, no shape to look at).
     """
 
     says: str
     test: Callable[[Trial], str | None]
-    hint: str = ""
+    hint: Hint = ""
     decisive: bool = False
+
+    def hint_for(self, trial: Trial) -> str:
+        """The hint that fits what was seen."""
+        return self.hint(trial) if callable(self.hint) else self.hint
 
 
 @dataclass
@@ -74,10 +80,10 @@ def returns_tensor(hint: str = "Is the `return` missing?") -> Property:
     def test(t: Trial) -> str | None:
         return None if isinstance(t.result, torch.Tensor) else f"it returned {describe(t.result)}"
 
-    return Property("return a tensor", test, hint, decisive=True)
+    return Property("return a tensor", test, lambda t: hint if t.result is None else "", decisive=True)
 
 
-def right_shape(hint: str = "") -> Property:
+def right_shape(hint: Hint = "") -> Property:
     """The result has the expected shape."""
 
     def test(t: Trial) -> str | None:
@@ -105,17 +111,28 @@ def right_values(hint: str = "") -> Property:
 def leaves_alone(
     *names: str, hint: str = "A method that ends in `_` writes into a tensor that is the caller's."
 ) -> Property:
-    """The named arguments are as they were: values, shape, dtype."""
+    """The named arguments are as they were: values, shape, and the storage they lie in."""
 
     def test(t: Trial) -> str | None:
         for name in names:
             changed = difference(t.memory[name], t.before[name]) or difference(t.args[name], t.before[name])
             if changed is not None:
                 return f"`{name}` was changed, {changed}"
+            if _moved(t, name):
+                return f"`{name}` was put into other memory, with the same values"
         return None
 
+    def fitting(t: Trial) -> str:
+        if any(_moved(t, name) for name in names):
+            return "`set_` and an assignment to `.data` give the caller's tensor other memory than its views have."
+        return hint
+
     them = " and ".join(f"`{name}`" for name in names)
-    return Property(f"leave {them} as {'it was' if len(names) == 1 else 'they were'}", test, hint)
+    return Property(f"leave {them} as {'it was' if len(names) == 1 else 'they were'}", test, fitting)
+
+
+def _moved(t: Trial, name: str) -> bool:
+    return bool(t.memory[name].numel()) and not _one_storage(t.args[name], t.memory[name])
 
 
 def writes_into(name: str, hint: str = "") -> Property:
@@ -170,13 +187,13 @@ def shares_memory_with(name: str, hint: str = "") -> Property:
     return Property(f"return a view of `{name}`", test, hint)
 
 
-def has_own_memory(name: str, hint: str = "") -> Property:
+def has_own_memory(name: str, hint: Hint = "", *, decisive: bool = False) -> Property:
     """The result shares no storage with the named argument."""
 
     def test(t: Trial) -> str | None:
         return f"the result is a view of `{name}`" if _one_storage(t.result, t.memory[name]) else None
 
-    return Property(f"return a tensor with memory of its own, apart from `{name}`", test, hint)
+    return Property(f"return a tensor with memory of its own, apart from `{name}`", test, hint, decisive)
 
 
 def same_object(name: str, hint: str = "") -> Property:

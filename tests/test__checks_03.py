@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
+import torch
 
 from helpers.exercises import check
 
@@ -30,10 +32,58 @@ WRONG = [
         ["1.running_mean, 1.running_var missing", "keep a graph alive"],
     ),
     ("best_checkpoint", lambda model: list(model.parameters()), ["it returned a list"]),
-    ("ready_to_save", lambda part: part.detach(), ["40,000 B where its elements need 40 B"]),
-    ("ready_to_save", lambda part: copy.deepcopy(part.detach()), ["40,000 B where its elements need 40 B"]),
-    ("ready_to_save", lambda part: part.clone(), ["keeps a graph alive", "comes first or last"]),
+    (
+        "best_checkpoint",
+        lambda model: {name: value.detach().numpy().copy() for name, value in model.state_dict().items()},
+        ["`0.bias` is a ndarray, not a tensor"],
+    ),
+    (
+        "best_checkpoint",
+        lambda model: {name: torch.zeros_like(value) for name, value in model.state_dict().items()},
+        ["hold the values that the model has", "`0.weight` holds at [0, 1] 0 instead of 1"],
+    ),
+    ("ready_to_save", lambda part: part.detach(), ["40,000 B where its elements need 40 B", "A view brings"]),
+    (
+        "ready_to_save",
+        lambda part: copy.deepcopy(part.detach()),
+        ["40,000 B where its elements need 40 B", "`deepcopy` copies the whole storage"],
+    ),
+    ("ready_to_save", lambda part: part.clone(), ["keeps a graph alive", "what is loaded asks for gradients"]),
 ]
+
+
+def test_zeros_are_not_told_that_training_changed_them():
+    result = check(lambda model: {n: torch.zeros_like(v) for n, v in model.state_dict().items()}, "best_checkpoint")
+    assert [f.says for f in result.failures] == ["hold the values that the model has"]
+    assert "deepcopy" not in repr(check(lambda part: part.detach(), "ready_to_save")), "no hint for what was not done"
+
+
+def test_the_model_is_as_it_was_even_where_looking_fails():
+    class Torn(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is torch.equal:
+                raise RuntimeError("torn")
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    seen = []
+
+    def torn(model):
+        seen.append((model, {n: v.clone() for n, v in model.state_dict().items()}))
+        return {n: v.clone().as_subclass(Torn) for n, v in model.state_dict().items()}
+
+    result = check(torn, "best_checkpoint")
+    assert "to look at that raised RuntimeError: torn" in repr(result)
+    for model, before in seen:
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_what_the_hint_says_of_saving_is_so():
+    part, file = torch.ones(3, requires_grad=True) * 2, io.BytesIO()
+    torch.save(part, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert part.grad_fn is not None and loaded.is_leaf and loaded.requires_grad
 
 
 @pytest.mark.parametrize("name", RIGHT)
