@@ -167,7 +167,7 @@ def _lines(text: str) -> int:
 
 def reserved(p: Prediction) -> int:
     """Returns the px kept free under the buttons, enough for the longest verdict, so that nothing below moves."""
-    note = 2 if callable(p.why) else _lines(p.why) if p.why else 0
+    note = 2 if callable(p.why) else max(map(_lines, [p.why] if p.why else p.outcomes.values()), default=0)
     belief = max(_lines(b) for b in p.beliefs.values())
     longest = max(_lines(f"You predicted {p.label(o)}.") for o in p.options)
     return max(4, 1 + longest + belief + note) * _LINE + 8 + p.height

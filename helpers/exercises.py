@@ -50,8 +50,10 @@ def predict(
             machine. A plain sequence of answers will do where ``why`` holds these sentences.
         run: called with nothing once the reader has committed; its text is shown with the question. Let it return what
             it found: what it prints is not part of the card.
-        why: either the sentences (option to sentence) for a sequence of options, or what to say about the measured
-            result whatever was predicted: a sentence, or a function which makes it from what `run` returned.
+        why: what to say about the measured result whoever was right: a sentence, a function which makes it from what
+            `run` returned, or, where ``options`` is a mapping, a mapping of an option to the sentence for when that
+            option turns out to be measured; it need not have one for every option. Where ``options`` is a plain
+            sequence, a mapping holds the beliefs instead, and nothing is said about the result.
         key: makes the deciding value from what `run` returned, say ``lambda m: m.peak_bytes``. What `run` returned then
             also shows itself under the verdict if it is a picture or a table. It is not kept: it may hold memory.
         unit: what whole numbers count, ``"B"`` for bytes (shown in MiB too), ``""`` for mere numbers.
@@ -63,7 +65,8 @@ def predict(
 
     Raises:
         TypeError: `run`, ``key``, ``options`` or ``question`` is not of the kind above.
-        ValueError: fewer than two options, one twice, None as one, or one without a sentence of its own.
+        ValueError: fewer than two options, one twice, None as one, or one without a sentence of its own; a ``why`` for
+            what is no option, or which repeats the belief of an option.
 
     Example:
         >>> import torch
@@ -75,6 +78,14 @@ def predict(
         ... )
         >>> p.commit(40).right, p.measured, p.explanation
         (False, 4000, 'A slice has a shape of its own but no memory.')
+        >>> p = predict(
+        ...     "And under `x[:10].clone()`?",
+        ...     {40: "A copy is as large as what it copies.", 4000: "A copy takes over the storage."},
+        ...     run=lambda: x[:10].clone().untyped_storage().nbytes(),
+        ...     why={40: "A clone has a storage of its own, which just fits."},
+        ... )
+        >>> p.commit(40).right, p.explanation
+        (True, 'A clone has a storage of its own, which just fits.')
     """
     if not isinstance(question, str) or not question.strip():
         raise TypeError(f"question: expected a sentence, got {question!r}")
@@ -84,7 +95,9 @@ def predict(
                 f"{name}: expected a function, got {function!r}. The code must run after the reader's answer, "
                 f"so pass it uncalled: {name}=lambda{'' if name == 'run' else ' result'}: ..."
             )
-    prediction = Prediction(question, *_read_options(options, why), run, why, key, unit, code, height)
+    told_by_outcome = isinstance(options, Mapping) and isinstance(why, Mapping)
+    answers = _read_options(options, why)
+    prediction = Prediction(question, *answers, run, why, key, unit, code, height, told_by_outcome)
     _predictions[question] = prediction
     return prediction
 
@@ -93,16 +106,14 @@ def _read_options(options: Any, why: Any) -> tuple[list[Any], list[str]]:
     if not (why is None or isinstance(why, (Mapping, str)) or callable(why)):
         raise TypeError(f"why: expected a sentence, a function that makes one, or a mapping of options, got {why!r}")
     if isinstance(options, Mapping):
-        if isinstance(why, Mapping):
-            raise ValueError("both options and why hold sentences; give them once, or let why speak of the result")
         answers, sentences = list(options), list(options.values())
+        if isinstance(why, Mapping):
+            _check_outcomes(why, answers, sentences)
     elif isinstance(options, Sequence) and not isinstance(options, (str, bytes)):
         answers = list(options)
         if why is not None and not isinstance(why, Mapping):
             why = None  # a sentence about the result, which says nothing of any option
-        extra = [a for a in (why or {}) if not any(_same(a, b) for b in answers)]
-        if extra:
-            raise ValueError(f"why has a sentence for {extra[0]!r}, which is not one of the options {answers!r}")
+        _check_keys(why or {}, answers)
         sentences = [next((s for a, s in (why or {}).items() if _same(a, option)), None) for option in answers]
     else:
         raise TypeError(
@@ -123,6 +134,24 @@ def _read_options(options: Any, why: Any) -> tuple[list[Any], list[str]]:
         if sentence in sentences[:i]:
             raise ValueError(f"the option {answer!r} shares its sentence with another; give each belief its own")
     return answers, sentences
+
+
+def _check_keys(why: Mapping[Any, Any], answers: list[Any]) -> None:
+    extra = [a for a in why if not any(_same(a, b) for b in answers)]
+    if extra:
+        raise ValueError(f"why has a sentence for {extra[0]!r}, which is not one of the options {answers!r}")
+
+
+def _check_outcomes(why: Mapping[Any, Any], answers: list[Any], beliefs: list[Any]) -> None:
+    _check_keys(why, answers)
+    for option, sentence in why.items():
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(f"why: expected a sentence for {option!r}, got {sentence!r}; leave it out to say nothing")
+        if sentence in beliefs:
+            raise ValueError(
+                f"both options and why say {sentence!r}: options holds the belief behind choosing wrongly, why what is "
+                "to be said when that option turns out to be measured"
+            )
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -161,12 +190,15 @@ class Prediction:
         outcome: the option that this is; None before, and when it is none of them.
         right: whether ``answer`` is ``outcome``; None before, and after `show`.
         explanation: after a wrong answer the sentence behind it, after a right one what ``why`` says of the result.
+        note: what ``why`` says of the result, whoever was right; "" before, or where it says nothing.
         error: type and message if the code raised, else "".
     """
 
-    def __init__(self, question, options, sentences, run, why, key, unit, code, height):
+    def __init__(self, question, options, sentences, run, why, key, unit, code, height, told_by_outcome=False):
         self.question, self.options, self.run, self.key = question, tuple(options), run, key
         self.beliefs = _Beliefs(options, sentences)
+        # with a mapping of options why speaks of outcomes, else the beliefs were in it
+        self.outcomes = _Beliefs(list(why), list(why.values())) if told_by_outcome else _Beliefs([], [])
         self.why = None if isinstance(why, Mapping) else why
         self.unit, self.height = unit, height
         self.code = _predict_card.source_of(run) if code is None else code
@@ -222,6 +254,7 @@ class Prediction:
     def _judge(self, measured: Any) -> None:
         self.measured = measured
         self.outcome = next((o for o in self.options if _same(o, measured)), None)
+        self.note = self.note or self.outcomes.get(self.outcome)
         self.right = None if self.answer is None else self.outcome is not None and _same(self.answer, self.outcome)
         if self.outcome is None:
             self.explanation = (
@@ -274,7 +307,7 @@ class Prediction:
 
 
 class _Beliefs:
-    """A mapping of options to sentences by `_same`, since a dict cannot tell True from 1 nor hold a list."""
+    """A mapping of some options to sentences by `_same`, since a dict cannot tell True from 1 nor hold a list."""
 
     def __init__(self, options: Sequence[Any], sentences: Sequence[str]):
         self._pairs = list(zip(options, sentences, strict=True))
@@ -284,6 +317,9 @@ class _Beliefs:
             if _same(other, option):
                 return sentence
         raise KeyError(option)
+
+    def get(self, option: Any) -> str:
+        return next((sentence for other, sentence in self._pairs if _same(other, option)), "")
 
     def values(self) -> list[str]:
         return [sentence for _, sentence in self._pairs]
@@ -334,12 +370,14 @@ def progress() -> Table:
     right, passed = sum(p.right for p in made), sum(r.passed for r in _results.values())
     rows = [["prediction", p.question.replace("`", ""), _state(p)] for p in _predictions.values()]
     rows += [["exercise", name, r.verdict] for name, r in _results.items()]
-    return Table(
-        ["", "what", "so far"],
-        rows,
-        caption=f"Predictions made: {len(made)} of {len(_predictions)}, {right} as measured. "
-        f"Exercises passed: {passed} of {len(_results)}. Run this cell again to count anew.",
-    )
+    said = []
+    if _predictions:
+        measured = f", {right} as measured" if made else ""
+        said.append(f"Predictions made: {len(made)} of {len(_predictions)}{measured}.")
+    if _results:
+        said.append(f"Exercises passed: {passed} of {len(_results)}.")
+    said = said or ["Nothing has been asked yet."]
+    return Table(["", "what", "so far"], rows, caption=" ".join([*said, "Run this cell again to count anew."]))
 
 
 def _state(p: Prediction) -> str:

@@ -203,6 +203,9 @@ def test_commit_of_something_else_names_the_options():
         ({"options": {0: "a", 1: "a"}}, ValueError, "shares its sentence"),
         ({"options": [0, 1], "why": {0: "a", 1: "b", 2: "c"}}, ValueError, "2, which is not one of the options"),
         ({"options": {0: "a", 1: "b"}, "why": {0: "a", 1: "b"}}, ValueError, "both options and why"),
+        ({"options": {0: "a", 1: "b"}, "why": {2: "c"}}, ValueError, "2, which is not one of the options"),
+        ({"options": {0: "a", 1: "b"}, "why": {0: " "}}, ValueError, "expected a sentence for 0"),
+        ({"options": {True: "a", False: "b"}, "why": {1: "c"}}, ValueError, "1, which is not one of the options"),
         ({"why": 7}, TypeError, "why: expected a sentence"),
         ({"options": {1: "a", "1 B": "b"}}, ValueError, "read the same"),
     ],
@@ -211,6 +214,29 @@ def test_wrong_arguments(kwargs, error, words):
     good = {"question": "How many?", "options": BELIEFS, "run": lambda: 0}
     with pytest.raises(error, match=re.escape(words)):
         predict(**{**good, **kwargs})
+
+
+@pytest.mark.parametrize("truth", [0, 4000, 8000])
+def test_why_may_have_a_sentence_for_each_outcome(truth):
+    why = {0: "Nothing was made.", 4000: "One sum was made."}
+    p = ask(truth, why=why)
+    expected = why.get(truth, "")
+    for option in BELIEFS:
+        p.commit(option)
+        assert p.note == expected
+        assert p.explanation == (expected if option == truth else BELIEFS[option])
+        for sentence in why.values():
+            assert (sentence in repr(p)) == (sentence in p.html) == (sentence == expected), "on a right answer too"
+    assert expected in repr(p.show()) and BELIEFS[truth] not in repr(p)
+    assert not any(s in repr(ask(truth, why=why)) + ask(truth, why=why).html for s in why.values()), "nothing before"
+
+
+def test_a_right_answer_hears_why_and_a_sentence_of_its_kind_stays_what_it_was():
+    assert "As you predicted.\nA sum has memory." in repr(ask(why="A sum has memory.").commit(4000))
+    p = predict("How many?", [0, 4000], lambda: 4000, why={0: "a", 4000: "b"}).commit(4000)
+    assert p.note == p.explanation == "" and repr(p).endswith("As you predicted."), "beliefs, not outcomes"
+    assert predict("What?", {True: "a", False: "b"}, lambda: False, why={False: "It is so."}).show().note == "It is so."
+    assert ask(16, why={0: "Nothing."}).commit(0).note == ""
 
 
 def test_why_that_is_no_sentence():
@@ -358,6 +384,7 @@ def test_room_is_reserved_for_the_longest_sentence(widgets):
     short, long = (predict(q, {1: "a", 2: "b" * n}, lambda: 1) for q, n in (("s?", 10), ("l?", 900)))
     assert _predict_card.reserved(long) > _predict_card.reserved(short) + 100
     assert _predict_card.reserved(ask(height=300)) == _predict_card.reserved(ask()) + 300
+    assert _predict_card.reserved(ask(why={0: "b" * 900})) > _predict_card.reserved(ask(why={0: "b"})) + 100
 
 
 # ------------------------------------------------------------------------------------------------ check
@@ -513,6 +540,66 @@ def test_every_right_way_passes(name, fn):
     assert len(result.held) == len(EXERCISES[name].properties)
 
 
+def test_the_card_says_what_holds_and_what_should():
+    passed, failed = check(lambda x: x.relu_(), "relu_without_growth"), check(copied, "relu_without_growth")
+    assert repr(passed).splitlines() == [
+        "relu_without_growth: passed, on 3 inputs.",
+        "  ✓ returns a tensor",
+        "  ✓ returns the right shape",
+        "  ✓ returns the right dtype",
+        "  ✓ returns the right values",
+        "  ✓ needs no new memory, not even for a moment",
+    ]
+    lines = repr(failed).splitlines()
+    assert lines[1].startswith("  ✗ should need no new memory, not even for a moment. Seen: 16,384 B")
+    assert "✓ returns a tensor" in repr(failed)
+    for result in (passed, failed):
+        assert result.html == check(copied if result is failed else lambda x: x.relu_(), "relu_without_growth").html
+        # Without the signs, which a screen reader leaves out, the words alone tell one from the other.
+        spoken = re.sub('<span aria-hidden="true">.</span>', "", result.html)
+        assert "✓" not in spoken and "✗" not in spoken and "returns a tensor" in spoken
+        assert ("should need no new memory" in spoken) == (not result.passed)
+        assert "Holds" not in spoken and "It should" not in spoken
+
+
+def test_every_property_reads_in_the_third_person():
+    verbs = {_checks.third_person(p.says).split()[0] for e in EXERCISES.values() for p in e.properties}
+    assert verbs >= {"returns", "needs", "writes", "leaves", "keeps", "has", "is", "gives", "stays", "ends", "makes"}
+    assert all(verb.endswith("s") and not verb.endswith("ss") for verb in verbs), verbs
+    assert [_checks.third_person(s) for s in ("do it", "copy it", "pass", "run", "stay put")] == [
+        "does it",
+        "copies it",
+        "passes",
+        "runs",
+        "stays put",
+    ]
+
+
+def test_what_a_property_stumbles_over_is_a_failure_in_words():
+    def looks(t):
+        return t.result.detach() and None
+
+    prop = P.Property("return something with a past", looks, "a hint for another mistake")
+    exercise = Exercise("made_up", "do something", ("x",), (FLOATS,), lambda x: {}, (prop, P.returns_tensor()))
+    result = exercise.check(lambda x: {"a": 1})
+    assert [f.says for f in result.failures] == ["return something with a past", "return a tensor"]
+    assert result.failures[0].seen == (
+        "it returned a dict, and to look at that raised AttributeError: 'dict' object has no attribute 'detach'"
+    )
+    assert "hint" not in repr(result) and "Traceback" not in repr(result)
+
+
+def test_a_property_that_leaves_alone_sees_other_memory_too():
+    exercise = Exercise("made_up", "look", ("x",), (FLOATS,), lambda x: {}, (P.leaves_alone("x"),))
+    for moved in (lambda x: x.set_(x.clone()), lambda x: setattr(x, "data", x.clone()) or 1):
+        (failure,) = exercise.check(moved).failures
+        assert failure.seen == "`x` was put into other memory, with the same values"
+        assert "other memory than its views" in failure.hint
+    assert exercise.check(lambda x: x + 1).passed, "the control"
+    empty = Case("no elements", lambda: (torch.ones(0),))
+    assert Exercise("made_up", "look", ("x",), (empty,), lambda x: {}, (P.leaves_alone("x"),)).check(lambda x: 1).passed
+
+
 def dots(x): ...
 
 
@@ -657,6 +744,18 @@ def test_progress_counts_what_this_kernel_saw_and_gives_nothing_away():
     assert table.caption.startswith("Predictions made: 2 of 3, 1 as measured. Exercises passed: 1 of 2.")
     predict("Question 0?", BELIEFS, lambda: 4000)  # its cell runs again
     assert [row[1:] for row in progress().rows[:2]] == [["Question 0?", "not made yet"], ["Question 1?", "a surprise"]]
+
+
+def test_progress_does_not_count_what_there_is_none_of():
+    anew = " Run this cell again to count anew."
+    assert progress().caption == "Nothing has been asked yet." + anew
+    p = ask()
+    assert progress().caption == "Predictions made: 0 of 1." + anew
+    p.commit(0)
+    assert progress().caption == "Predictions made: 1 of 1, 0 as measured." + anew
+    exercises._predictions.clear()
+    check(dots, "relu_without_growth")
+    assert progress().caption == "Exercises passed: 0 of 1." + anew
 
 
 def test_progress_of_an_empty_kernel_and_of_an_error():
