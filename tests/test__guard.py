@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -360,6 +361,8 @@ def test_torch_func_runs_inside_and_the_readers_hooks_still_forbid_it():
 # -- every operator that PyTorch lists ---------------------------------------------------------------------------------
 
 op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+# PyTorch computes these another way as soon as any dispatch mode is active, already in forward.
+OTHERWISE_UNDER_ANY_MODE = {("pinverse", torch.complex64), ("linalg.pinv", torch.complex64)}
 MOST = 6  # samples of each operator; all of them, and other dtypes, in two minutes with TENSOR_LAB_FULL_SWEEP=1
 FULL = bool(os.environ.get("TENSOR_LAB_FULL_SWEEP"))
 
@@ -433,10 +436,25 @@ def test_no_operator_raises_an_alarm_or_changes_a_bit(dtype, one_thread):
             alarms.append(f"{op.name}: {error}")
             continue
         checked, run = checked + block._guard.checked, run + 1
+        if (op.name, dtype) in OTHERWISE_UNDER_ANY_MODE:
+            continue
         if not all(same_bits(a, b) for a, b in zip(plain, guarded)):
             alarms.append(f"{op.name}: other bits")
     assert not alarms, "\n".join(alarms[:10])
     assert run > 2000 and checked > 4000
+
+
+class EmptyMode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_any_dispatch_mode_changes_is_pytorchs_own():
+    x = torch.randn(4, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    plain = torch.linalg.pinv(x)
+    with EmptyMode():
+        other = torch.linalg.pinv(x)
+    assert torch.allclose(plain, other) and not same_bits(plain, other)
 
 
 @pytest.mark.filterwarnings("ignore")
