@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 
 import torch
@@ -119,11 +120,12 @@ class Report:
         if self.saved is not None and not self.writes:
             lines.append(f"Written:  {_NOBODY_SILENT if self.kind == 'values' else _NOBODY}")
         if self.why:
-            lines.append(f"{'Needed: ' if self.saved is not None else 'Meaning:'}  {self.why}")
+            lines += _wrapped("Needed:   " if self.saved is not None else "Meaning:  ", self.why)
         if self.raised is not None:
             lines.append(f"Raised:   {self.raised}")
         lines += [f"Note:     {note}" for note in self.notes]
-        lines += [f"{'Mend:   ' if i == 0 else '        '}  - {mend}" for i, mend in enumerate(self.mends)]
+        for i, mend in enumerate(self.mends):
+            lines += _wrapped(f"{'Mend:   ' if i == 0 else '        '}  - ", mend)
         for read in self.reads:
             lines.append(f"Note:     {read.op} reads what {read.write.op} wrote before")
             lines.append(f"          written: {read.write.line}")
@@ -145,6 +147,13 @@ _UNSEEN = "before this block began, or in another thread: run the forward inside
 _ELSEWHERE = ", to other elements than were saved (PyTorch counts versions by tensor, not by element)"
 _NOBODY = "by no operator of this block's thread"
 _NOBODY_SILENT = "by no operator of this block's thread: NumPy, another library, or a storage's own methods"
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """Breaks a sentence between words, for the width of a notebook's output; lines of code are never broken."""
+    return textwrap.wrap(
+        head + text, 92, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _version(version: int | None) -> str:
