@@ -50,8 +50,9 @@ def guard_saved_tensors(*, check_values: bool = True) -> Guard:
 
     Known limits: it sees what is saved in its own thread, inside the block, through PyTorch's saved tensors: not what a
     custom Function puts on ``ctx`` as an attribute. What other hooks give back in other memory (a copy, a file, a
-    checkpoint's second forward, what an unpack hook writes to) is theirs to answer for. ``torch.func`` refuses to run under hooks; the guard steps
-    aside for it, and PyTorch checks versions there itself. Tensors without memory (meta) have no contents.
+    checkpoint's second forward, what an unpack hook writes to) is theirs to answer for. ``torch.func`` refuses to run
+    under hooks; the guard steps aside for it, and PyTorch checks versions there itself. Tensors without memory (meta)
+    have no contents.
     """
     return Guard(check_values)
 
@@ -94,8 +95,7 @@ class explain_inplace:
 
     Known limits: it follows operators of the thread that enters it. What ran before the block, or in another thread, is
     told without a line, and so are writes by the engine itself, which adds up gradients. Functions of ``torch.compile``
-    run uncompiled inside, and ``torch.linalg.pinv`` of complex matrices works otherwise under any dispatch mode, in its
-    last bits.
+    run uncompiled inside.
     """
 
     def __init__(self, model: torch.nn.Module | None = None, *, check_values: bool = False, reads: bool = False):
