@@ -10,7 +10,8 @@ the boundaries between operators, and the same on CPU, CUDA and meta. Not seen a
 Bytes of all devices are added up, those of meta tensors too, on which some of PyTorch (``torch.func.jvp``) works out
 shapes. A function of ``torch.compile`` runs uncompiled under any dispatch mode, this one too, and stays uncompiled
 until ``torch._dynamo.reset()``. And under any dispatch mode autograd adds gradients that meet at one node out of place,
-so a peak that lies at such a moment of backward is higher by one of these gradients than without a tracker.
+so a peak that lies at such a moment of backward is higher by one of these gradients than without a tracker; and the
+gradient of ``prod`` is worked out another way, which changes its last bits.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from torch.utils._pytree import tree_leaves
 
 from ._autograd import storages_of
 from ._ledger import Ledger, hide_from_compiler, learn_owners, unwatch_resizes, watch_resizes
+from ._plain_call import ORDINARY, kind_of, plain_call
 from ._roles import Roles
 from ._timeline import Alive, Event, Replay
 from .display import round_bytes
 
-_COMPOSES, _EXCHANGES, _FRESH, _WRITES = 1, 2, 4, 8
+_COMPOSES, _EXCHANGES, _FRESH, _WRITES, _MIND = 1, 2, 4, 8, 16
 _traits: dict[int, int] = {}  # by id, as an operator's own hash is slow
 _asked: list[Any] = []  # the operators themselves, so that no other can get the id of one
 
@@ -53,6 +55,8 @@ def _traits_of(func: Any) -> int:
             traits |= _WRITES  # gives only a sparse argument other memory
         if schema.name in ("aten::lift_fresh", "aten::lift"):
             traits |= _FRESH  # torch.tensor(...) makes its memory unseen and hands it to one of these
+    if kind_of(func) != ORDINARY:
+        traits |= _MIND  # inside a mode it would give other results, or count no version
     _traits[id(func)] = traits
     _asked.append(func)
     return traits
@@ -199,7 +203,10 @@ class MemoryTracker(Ledger, TorchDispatchMode):
                 traits |= _FRESH  # what is still unfiled afterwards is new
         self._func = func
         recorded = self._follow and self._roles.before(args)
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        if traits & _MIND:
+            out = plain_call(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
         self.operators += 1
         if type(out) is torch.Tensor and out.layout is torch.strided:
             storage = out.untyped_storage()
