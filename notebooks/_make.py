@@ -252,15 +252,22 @@ def read(path: Path) -> Any:
     except FileNotFoundError:
         names = ", ".join(chapter.name for chapter in chapters(path.parent)) or "none"
         raise ChapterError(f"{path.name}: no such file; the chapters here are: {names}") from None
-    except Exception as error:
-        raise ChapterError(f"{path.name}: not readable as a notebook: {error}") from error
     title(path)
     return notebook
 
 
 def _parse(path: Path) -> Any:
     # nbformat.read would mend missing and double cell ids with random ones, which would differ on every run.
-    return nbformat.v4.reads(path.read_text(encoding="utf-8"))
+    try:
+        notebook = nbformat.v4.reads(path.read_text(encoding="utf-8"))
+        if not isinstance(notebook.get("cells"), list):
+            raise ValueError("it has no cells")
+        return notebook
+    except OSError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ChapterError(f"{path.name}: not readable as a notebook: {reason}") from error
 
 
 def make(path: Path, *, run: bool = True) -> bool:

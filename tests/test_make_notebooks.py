@@ -301,3 +301,13 @@ def test_the_cover_is_written_once_and_needs_a_picture(checkout, make):
     assert make.cover(checkout.folder)
     assert (checkout.folder.parent / ".github" / "one_training_step.svg").read_text() == "<svg/>"
     assert not make.cover(checkout.folder)
+
+
+def test_a_broken_neighbour_is_named(checkout, make, capsys):
+    whole = checkout.chapter("00_a.ipynb")
+    for text in ("{", "[]", "{}"):
+        (checkout.folder / "01_b.ipynb").write_text(text)
+        assert make.main([str(whole), "--no-execute"]) == 1
+        assert "01_b.ipynb: not readable as a notebook" in capsys.readouterr().err
+    (checkout.folder / "01_b.ipynb").unlink()
+    assert make.main([str(whole), "--no-execute"]) == 0  # the control
