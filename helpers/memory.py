@@ -193,11 +193,10 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             traits = _traits_of(func)
         if traits:
             if traits & _COMPOSES:
-                # Inference tensors bring compositions here whole. Their parts allocate, so each is run in our sight.
+                # Inference tensors bring compositions here whole. Their parts allocate, so each is run in our sight. Not
+                # by `decompose`: that prefers decompositions written in Python, which take other memory than the work.
                 with _Again(self):
-                    out = func.decompose(*args, **(kwargs or {}))
-                if out is not NotImplemented:
-                    return out
+                    return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
             if traits & _EXCHANGES or (traits & _WRITES and _is_sparse(args)):
                 self._see(args, kwargs)
                 traits |= _FRESH  # what is still unfiled afterwards is new

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
@@ -651,6 +652,33 @@ def test_checkpoint_still_saves_memory(reentrant):
     activation = 500 * 20 * FLOAT
     # 3 saved in each of 4 blocks, against 1 at each seam and one block's 3; gradients flow on top of either
     assert (12 - 4 - 3 - 1) * activation <= plain - less <= (12 - 4 - 1) * activation
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "options"),
+    [
+        (F.interpolate, [(1, 3, 64, 64)], {"scale_factor": 2, "mode": "bilinear"}),
+        (F.interpolate, [(1, 3, 64, 64)], {"scale_factor": 2, "mode": "bicubic"}),
+        (F.linear, [(2, 5, 30), (20, 30), (20,)], {}),
+        (torch.reshape, [(30, 40)], {"shape": (40, 30)}),
+        (lambda x: x.t().reshape(-1), [(30, 40)], {}),
+        (F.scaled_dot_product_attention, [(1, 2, 16, 8)] * 3, {}),
+        (F.scaled_dot_product_attention, [(1, 2, 16, 8)] * 3, {"dropout_p": 0.5}),
+        (F.dropout, [(30, 40)], {"p": 0.5, "training": True}),
+        (F.group_norm, [(2, 6, 8, 8)], {"num_groups": 3}),
+    ],
+)
+def test_inference_mode_takes_what_no_grad_takes(fn, shapes, options):
+    def run(mode, measure):
+        torch.manual_seed(1)
+        with mode():
+            args = [torch.randn(shape) for shape in shapes]
+            return measure(fn, *args, **options)
+
+    inference, no_grad = run(torch.inference_mode, measure_memory), run(torch.no_grad, measure_memory)
+    assert repr(inference) == repr(no_grad)
+    bare = run(torch.inference_mode, lambda fn, *args, **options: fn(*args, **options))
+    assert torch.equal(inference.result, bare)
 
 
 def test_inference_mode_is_seen_in_its_parts():
