@@ -148,13 +148,15 @@ def _decoder(thing: Any) -> Any:
     if isinstance(thing, np.ndarray):
         array_dtype = thing.dtype
         return lambda raw: np.frombuffer(raw, array_dtype)[0].item()
+    if thing.is_quantized:  # torch.frombuffer would end the process
+        return bytes.hex
     dtype = thing.dtype
 
     def decode(raw: bytes) -> Any:
         with _disable_current_modes():
             try:
                 return torch.frombuffer(bytearray(raw), dtype=dtype)[0].item()
-            except (RuntimeError, NotImplementedError):  # quantized and sub-byte dtypes: their bits, as they are
+            except (RuntimeError, NotImplementedError):  # sub-byte dtypes: their bits, as they are
                 return raw.hex()
 
     return decode

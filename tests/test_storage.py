@@ -980,3 +980,12 @@ def test_cells_fit_their_room_and_none_is_lost(total, value):
     assert laid.right <= 600.01 and laid.cell >= 20
     assert len(laid.at) + sum(last - first + 1 for first, last, _ in laid.gaps) == total
     assert total // 2 in laid.at
+
+
+def test_a_quantised_tensor_is_drawn_with_its_bits_and_does_not_end_the_process():
+    done = run(
+        "import torch; from helpers.storage import draw_storage; "
+        "q = torch.quantize_per_tensor(torch.arange(4.), 1, 0, torch.qint8); print(draw_storage(q=q).svg)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert ">03<" in done.stdout
