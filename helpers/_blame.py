@@ -28,6 +28,16 @@ class Slot(NamedTuple):
     geometry: tuple  # (offset, size, stride, bytes an element)
 
 
+def node_name(node: Any) -> str:
+    """``MulBackward0``. Asked of the class: a custom Function's node is its ctx, which may have its own ``name``."""
+    return type(node).name(node)
+
+
+def node_number(node: Any) -> int:
+    """The number that the node got when it was recorded; asked of the class, as `node_name`."""
+    return type(node)._sequence_nr(node)
+
+
 def nodes_under(outputs: Any) -> list[Any]:
     """The nodes that a backward from ``outputs`` may run, in the order in which it does: the last recorded first."""
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
@@ -39,7 +49,7 @@ def nodes_under(outputs: Any) -> list[Any]:
         if node not in seen:
             seen.add(node)
             stack += [after for after, _ in node.next_functions if after is not None]
-    return sorted(seen, key=lambda node: -node._sequence_nr())
+    return sorted(seen, key=lambda node: -node_number(node))
 
 
 def failed_slot(outputs: Any, message: str) -> Slot | None:
@@ -53,7 +63,7 @@ def failed_slot(outputs: Any, message: str) -> Slot | None:
                 if tensor.layout is torch.strided:
                     address = tensor.untyped_storage()._cdata
                     geometry = tensor.storage_offset(), shape, tuple(tensor.stride()), tensor.element_size()
-                return Slot(kind, owner._sequence_nr(), name, shape, tensor.dtype, address, geometry)
+                return Slot(kind, node_number(owner), name, shape, tensor.dtype, address, geometry)
     return None
 
 
@@ -66,7 +76,7 @@ def _checkable(node: Any) -> Iterator[tuple[Any, str, str, Any]]:
         hook = getattr(held, "unpack_hook", None)
         if hook is None:
             if isinstance(held.data, torch.Tensor):
-                yield node, node.name(), name, held
+                yield node, node_name(node), name, held
             continue
         for inner, slot in inputs_of_checkpoint(hook):
             if isinstance(slot.data, torch.Tensor) and slot.unpack_hook is None:
@@ -111,7 +121,7 @@ def freed_node(outputs: Any, before: int) -> Any:
     Those that the failed backward itself has run are gone too.
     """
     for node in nodes_under(outputs):
-        if node._sequence_nr() >= before:
+        if node_number(node) >= before:
             continue
         for slot in slots_of(node):
             try:

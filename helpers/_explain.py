@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ._blame import CHANGED, FREED, Slot, failed_slot, freed_node, nodes_under, overlap
+from ._blame import CHANGED, FREED, Slot, failed_slot, freed_node, node_name, node_number, nodes_under, overlap
 from ._guard import Change, SavedTensorChanged
 from ._mends import AT_THE_WRITE, Case, mends, why
 from ._names import assigned, name_of, target_of
@@ -117,10 +117,10 @@ def _explain_freed(report: Report, log: WriteLog, outputs: Any) -> None:
     node = freed_node(outputs, max(earlier, default=2**64))
     if node is None:
         return
-    number = node._sequence_nr()
+    number = node_number(node)
     recorded = log.nodes.get(number)
     line = place(recorded.found) if recorded is not None else None
-    operator = operator_of(node.name())
+    operator = operator_of(node_name(node))
     freeing = [(before, found) for before, found, kept in list(log.backwards)[:-1] if not kept and before > number]
     report.why = (
         f"backward goes through {operator}{f' at {line}' if line else ''}, whose saved tensors are freed already"
@@ -128,13 +128,13 @@ def _explain_freed(report: Report, log: WriteLog, outputs: Any) -> None:
     )
     crossing = _crossing(outputs, freeing[-1][0]) if freeing else None
     if crossing is not None:
-        newer, older = (log.nodes.get(n._sequence_nr()) for n in crossing)
+        newer, older = (log.nodes.get(node_number(n)) for n in crossing)
         if newer is not None and older is not None:
             name = assigned(place(older.found))
             report.name, report.role = name, "variable" if name else ""
             report.notes.append(
-                f"{operator_of(crossing[0].name())} at {place(newer.found)} takes "
-                f"{f'{name}, ' if name else ''}what {operator_of(crossing[1].name())} made before that backward."
+                f"{operator_of(node_name(crossing[0]))} at {place(newer.found)} takes "
+                f"{f'{name}, ' if name else ''}what {operator_of(node_name(crossing[1]))} made before that backward."
             )
         carried = report.name or "h"
         report.mends = [
@@ -221,9 +221,9 @@ def _made(recorded: Any, node: str) -> bool:
 def _crossing(outputs: Any, before: int) -> Any:
     """The first edge from a node recorded since ``before`` to one that was there already."""
     for node in nodes_under(outputs):
-        if node._sequence_nr() >= before:
+        if node_number(node) >= before:
             for after, _ in node.next_functions:
-                if after is not None and after._sequence_nr() < before and after.next_functions:
+                if after is not None and node_number(after) < before and after.next_functions:
                     return node, after
     return None
 

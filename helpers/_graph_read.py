@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from helpers._blame import node_name, node_number
 from helpers._graph_records import Graph, Leaf, Operator, Output, SavedSlot, Storage, dtype_text, shape_text
 from helpers._graph_slots import is_number, kept_by, used_bytes, whole_bytes
 
@@ -54,7 +55,7 @@ def plain_name(node: Any) -> str:
         >>> plain_name(torch.nn.functional.max_pool2d(x, 2).grad_fn)
         'max_pool2d_with_indices'
     """
-    name = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+    name = re.sub(r"Backward\d*$", "", node_name(node).rpartition("::")[2])
     if isinstance(node, BackwardCFunction):
         return name
     name = re.sub(r"(\d)([A-Z])(?=[A-Z]|$)", lambda m: m[1] + m[2].lower(), name)  # MaxPool2DWith -> MaxPool2dWith
@@ -146,8 +147,9 @@ class Reader:
                 if leaving:
                     finished.append(self.ids[node])
                 elif node not in self.ids:
-                    variable = getattr(node, "variable", None)
-                    if isinstance(variable, torch.Tensor):  # AccumulateGrad, drawn as the leaf it fills
+                    # AccumulateGrad, drawn as the leaf it fills; what a custom Function calls so lies on its ctx.
+                    variable = None if isinstance(node, BackwardCFunction) else getattr(node, "variable", None)
+                    if isinstance(variable, torch.Tensor):
                         self.ids[node] = self._leaf(variable).id
                         continue
                     operator = self._operator(node)
@@ -178,7 +180,7 @@ class Reader:
         if len(shapes) > 1:
             shape = f"{len(shapes)} outputs, {shapes[0]}" + ("" if len(set(shapes)) == 1 else ", ...")
         operator = Operator(
-            self._number(name), name, shape, alias=self.aliases.get(node, ""), sequence=node._sequence_nr()
+            self._number(name), name, shape, alias=self.aliases.get(node, ""), sequence=node_number(node)
         )
         self.graph.operators[operator.id] = operator
         return operator

@@ -17,7 +17,7 @@ import torch
 
 from ._autograd import _PLAIN, saved_slots
 from ._backward import ForwardMode, listen, unlisten
-from ._blame import CHECKPOINT, inputs_of_checkpoint
+from ._blame import CHECKPOINT, inputs_of_checkpoint, node_name, node_number
 from ._fingerprint import fingerprint
 from ._hook_pairs import active_pair, cover, pop_pair, push_pair, uncover
 from ._ledger import hide_from_compiler
@@ -170,7 +170,7 @@ class Guard:
             if self.check_values:
                 record.print = fingerprint(alias)
             record.version = None if tensor.is_inference() else alias._version
-            record.source = (tensor.grad_fn.name(), tensor.output_nr) if tensor.grad_fn is not None else None
+            record.source = (node_name(tensor.grad_fn), tensor.output_nr) if tensor.grad_fn is not None else None
             found, _, caller = stack_lines(sys._getframe(1))
             record.found = found or caller
             if inner is None:
@@ -234,12 +234,12 @@ class Guard:
             return None
         change = Change()
         change.node = owner
-        change.sequence = node._sequence_nr() if node is not None else -1
+        change.sequence = node_number(node) if node is not None else -1
         change.slot, change.shape, change.dtype = slot, tuple(tensor.shape), tensor.dtype
         original = record.original()
         source = record.source
         if original is not None:  # as PyTorch says it: the operator that wrote last
-            source = (original.grad_fn.name(), original.output_nr) if original.grad_fn is not None else None
+            source = (node_name(original.grad_fn), original.output_nr) if original.grad_fn is not None else None
         elif source is None and owner != CHECKPOINT and is_output(owner, slot) is not False:
             source = (change.node, 0)
         change.sentence = first_sentence(tensor.type(), change.shape, source, record.version, now)
@@ -279,7 +279,7 @@ def _slot_of(node: Any, record: _Record) -> tuple[str, str]:
         held, hook = slot.data, slot.unpack_hook
         while isinstance(held, _Record):  # of a guard around this one, perhaps
             if held is record:
-                return node.name(), name
+                return node_name(node), name
             held, hook = held.packed, held.inner
         for name, kept in inputs_of_checkpoint(hook):
             held = kept.data
@@ -287,7 +287,7 @@ def _slot_of(node: Any, record: _Record) -> tuple[str, str]:
                 if held is record:
                     return CHECKPOINT, name
                 held = held.packed
-    return node.name() if node is not None else "", ""
+    return node_name(node) if node is not None else "", ""
 
 
 def _is_read(node: Any, slot: str) -> bool:
@@ -295,7 +295,7 @@ def _is_read(node: Any, slot: str) -> bool:
     if slot not in ("running_mean", "running_var"):
         return True
     training = getattr(node, "_saved_training", None)
-    return not (training or getattr(node, "_saved_update", None) or node.name().startswith("BatchNormWithUpdate"))
+    return not (training or getattr(node, "_saved_update", None) or node_name(node).startswith("BatchNormWithUpdate"))
 
 
 def _exchanged(original: torch.Tensor, alias: torch.Tensor) -> bool:

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers import _graph_layout as layout
 from helpers.graph import FREED, NO_GRAPH, GraphPicture, draw_graph, plain_name
+from helpers.inplace import SavedTensorChanged, explain_inplace, guard_saved_tensors
+from helpers.saved import saved_tensors
 
 
 @pytest.fixture(autouse=True)
@@ -507,3 +509,42 @@ def test_awkward_names_survive_every_renderer(monkeypatch):
         picture = draw_graph(x.exp(), names={name: x})
         assert picture.nodes[-1].name == name or name in {n.name for n in picture.nodes}
         assert picture.svg.count("<svg") == 1 and name in picture.text
+
+
+# -- names that a custom Function gives to what it keeps ---------------------------------------------------------------
+
+
+class OwnNames(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.name, ctx._sequence_nr, ctx.variable = "scale", 3, torch.ones(2)
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 + 0 * ctx.saved_tensors[0]
+
+
+def test_attributes_on_ctx_do_not_hide_what_the_node_itself_says():
+    picture = draw_graph(OwnNames.apply(torch.ones(2, requires_grad=True) * 3) * 4)
+    assert [node.name for node in picture.nodes if node.kind == "operator"] == ["mul", "OwnNames", "mul"]
+    saved = saved_tensors(OwnNames.apply(torch.ones(2, requires_grad=True).exp()))
+    assert [(slot.op, slot.slot) for slot in saved] == [
+        ("exp", "result"),
+        ("OwnNames", "tensors[0]"),
+        ("OwnNames", "ctx.variable"),
+    ]
+
+
+def test_attributes_on_ctx_do_not_hinder_guard_and_explainer():
+    x = torch.ones(2, requires_grad=True).exp()
+    with pytest.raises(SavedTensorChanged, match="OwnNames"), guard_saved_tensors(check_values=True):
+        y = OwnNames.apply(x)
+        x.data.zero_()
+        y.sum().backward()
+    x = torch.ones(2, requires_grad=True).exp()
+    y = OwnNames.apply(x)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="OwnNames"), explain_inplace():
+        y.sum().backward()
