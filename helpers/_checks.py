@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from helpers._predict_card import BOX, prose
-from helpers._properties import Property, Trial, describe
+from helpers._properties import Property, Trial, describe, first_freed
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,10 @@ class Exercise:
                 continue
             if case.raises is not None:
                 asked[f"raise {case.raises.__name__} for {case.name}"] = True
+                continue
+            if (lost := first_freed(trial)) is not None:
+                says = "leave every tensor its memory"
+                failed.setdefault(says, Failure(says, lost, case.name))
                 continue
             for p in self.properties:
                 asked[p.says] = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from helpers.display import exact_bytes
 
@@ -62,6 +63,8 @@ def describe(value: Any) -> str:
 
 def difference(seen: torch.Tensor, wanted: torch.Tensor) -> str | None:
     """Returns the first value in which two tensors of one shape differ, in words, or None. Rounding is forgiven."""
+    if freed(seen):  # to read it would be the end of the kernel
+        return "its memory was freed"
     if seen.shape != wanted.shape:
         return f"shape {tuple(seen.shape)} instead of {tuple(wanted.shape)}"
     loose = {torch.float16: 1e-2, torch.bfloat16: 5e-2}.get(wanted.dtype, 1e-5)
@@ -72,6 +75,30 @@ def difference(seen: torch.Tensor, wanted: torch.Tensor) -> str | None:
     place = tuple(wrong.nonzero()[0].tolist())
     pair = f"{a[place].item():g} instead of {b[place].item():g}"
     return f"at {list(place)} {pair}, {wrong.sum().item():,} of {a.numel():,} wrong"
+
+
+def freed(tensor: torch.Tensor) -> bool:
+    """Whether the storage under ``tensor`` is too small for its elements, so that reading it ends the process."""
+    if tensor.layout != torch.strided or not tensor.numel() or hasattr(tensor, "__tensor_flatten__"):
+        return False
+    last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
+
+
+def first_freed(t: Trial) -> str | None:
+    """Returns which tensor of a trial has lost its memory, in words, or None. No property may look at such a trial."""
+    values = [("the result", t.result), *((f"`{name}`", a) for name, a in [*t.args.items(), *t.memory.items()])]
+    lost = (name for name, value in values if any(map(freed, _tensors_in(value))))
+    return next((f"{name} cannot be read, its memory was freed" for name in lost), None)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    try:
+        return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    except RecursionError:  # a list that holds itself
+        return []
 
 
 def returns_tensor(hint: str = "Is the `return` missing?") -> Property:

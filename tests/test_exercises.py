@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import html
 import re
+import subprocess
 import sys
 import warnings
 
@@ -598,6 +599,39 @@ def test_a_property_that_leaves_alone_sees_other_memory_too():
     assert exercise.check(lambda x: x + 1).passed, "the control"
     empty = Case("no elements", lambda: (torch.ones(0),))
     assert Exercise("made_up", "look", ("x",), (empty,), lambda x: {}, (P.leaves_alone("x"),)).check(lambda x: 1).passed
+
+
+def test_freed_memory_is_told_and_the_kernel_lives():
+    code = """
+import torch
+from helpers import _properties
+from helpers.exercises import EXERCISES, check
+
+def relu_without_growth(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+print(check(relu_without_growth))
+gone = torch.ones(100_000)
+gone.untyped_storage().resize_(0)
+print(_properties.difference(gone, torch.ones(100_000)))
+
+def frees(*args):
+    for a in args:
+        tensors = a if isinstance(a, list) else a.parameters() if isinstance(a, torch.nn.Module) else [a]
+        for t in tensors:
+            if isinstance(t, torch.Tensor):
+                t.untyped_storage().resize_(0)
+    return args[0] if args else None
+
+for name in EXERCISES:
+    if EXERCISES[name].parameters:
+        assert "its memory was freed" in repr(check(frees, name)), check(frees, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert "should leave every tensor its memory. Seen: the result cannot be read, its memory was freed" in done.stdout
+    assert done.stdout.endswith("\nits memory was freed\n")
 
 
 def dots(x): ...
