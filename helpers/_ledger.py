@@ -264,6 +264,8 @@ def watch_resizes(ledger: Ledger) -> None:
 
 
 def unwatch_resizes(ledger: Ledger) -> None:
+    if ledger not in _watchers:
+        return
     _watchers.remove(ledger)
     if not _watchers:
         if _before_us:

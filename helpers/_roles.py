@@ -115,7 +115,7 @@ class Roles:
             nodes.clear()
 
     def _hook(self, leaf: torch.Tensor) -> None:
-        if self._groups:
+        if self._groups and leaf.requires_grad:  # it may have been frozen since
             self._hooks.append(leaf.register_post_accumulate_grad_hook(self._gradient_arrived))
 
     # -- the graph -----------------------------------------------------------------------------------------------------

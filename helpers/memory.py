@@ -23,7 +23,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils._pytree import tree_leaves
 
 from ._autograd import storages_of
@@ -152,18 +157,34 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             raise RuntimeError("this MemoryTracker has had its block: make a new one, each measures one block")
         if self._allocator_seen:
             torch.cuda.reset_peak_memory_stats()
-        self._state = "running"
-        self._line = self._roles.line if self._lines else None
-        self.start_bytes = self.peak_bytes = self.live_bytes
-        self._start = self._peak = len(self._log)
-        learn_owners()
-        self._roles.start()
-        watch_resizes(self)
-        return super().__enter__()
+        try:
+            self._state = "running"
+            self._line = self._roles.line if self._lines else None
+            self.start_bytes = self.peak_bytes = self.live_bytes
+            self._start = self._peak = len(self._log)
+            learn_owners()
+            self._roles.start()
+            watch_resizes(self)
+            return super().__enter__()
+        except BaseException:
+            _take_off(self)
+            unwatch_resizes(self)
+            self._roles.stop()
+            self._state, self._line = "new", None
+            raise
 
     def __exit__(self, *exc: Any) -> None:
+        if self._state != "running":
+            when = "has had its block already" if self._state == "done" else "has not been entered"
+            raise RuntimeError(
+                f"this MemoryTracker {when}, so its block cannot end: enter and leave it once, by `with`"
+            )
         try:
-            super().__exit__(*exc)
+            if not _take_off(self):
+                raise RuntimeError(
+                    "this MemoryTracker ends in another thread than it began in, or inside an operator: "
+                    "enter and leave it in one thread, between operators, by `with`"
+                )
         finally:
             unwatch_resizes(self)
             self._roles.settle()
@@ -188,13 +209,15 @@ class MemoryTracker(Ledger, TorchDispatchMode):
         return hide_from_compiler is None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self._roles is None:  # its block ended where it could not be taken off the stack of modes
+            return func(*args, **(kwargs or {}))
         traits = _traits.get(id(func))
         if traits is None:
             traits = _traits_of(func)
         if traits:
             if traits & _COMPOSES:
-                # Inference tensors bring compositions here whole. Their parts allocate, so each is run in our sight. Not
-                # by `decompose`: that prefers decompositions written in Python, which take other memory than the work.
+                # Inference tensors bring compositions here whole. Their parts allocate, so each is run in our sight;
+                # not by `decompose`, which prefers decompositions in Python that take other memory than the work.
                 with _Again(self):
                     return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
             if traits & _EXCHANGES or (traits & _WRITES and _is_sparse(args)):
@@ -278,6 +301,34 @@ class MemoryTracker(Ledger, TorchDispatchMode):
 
 if hide_from_compiler is not None:
     hide_from_compiler(MemoryTracker.__torch_dispatch__)
+
+
+_FLAGS = (  # what PyTorch's modes note when they are entered, to put it back when they are left
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
+
+
+def _take_off(tracker: MemoryTracker) -> bool:
+    """Takes a tracker off the calling thread's stack of modes, from under others too. Returns whether it was there."""
+    stack = _get_current_dispatch_mode_stack()
+    places = [place for place, mode in enumerate(stack) if mode is tracker]
+    if not places:
+        return False
+    above = stack[places[-1] + 1 :]
+    if above:  # the next mode was entered while the tracker ran, and is to put back what was there before the tracker
+        earlier = sum(mode is above[0] for mode in stack[: places[-1]])
+        for name in _FLAGS:
+            ours, theirs = getattr(tracker, name, None), getattr(above[0], name, None)
+            if ours and theirs and earlier < len(theirs):
+                ours[-1], theirs[earlier] = theirs[earlier], ours[-1]
+    for _ in above:
+        _pop_mode()
+    TorchDispatchMode.__exit__(tracker, None, None, None)
+    for mode in above:
+        _push_mode(mode)
+    return True
 
 
 class _Again:

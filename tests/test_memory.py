@@ -455,6 +455,102 @@ def test_an_exception_passes_and_everything_is_put_back(error):
     assert more.shape == (5, 10)
 
 
+def test_a_parameter_that_was_frozen_after_track_is_no_error():
+    model, before = nn.Linear(10, 10), traces()
+    tracker = MemoryTracker(model)
+    model.weight.requires_grad_(False)
+    with tracker:
+        model(torch.ones(5, 10)).sum().backward()
+    assert traces() == before
+    assert tracker.groups["gradients"] == 10 * FLOAT, "the bias has one still"
+    assert not model.weight._post_accumulate_grad_hooks and not model.bias._post_accumulate_grad_hooks
+
+
+@pytest.mark.parametrize("where", ["learn_owners", "watch_resizes", "TorchDispatchMode.__enter__"])
+def test_a_block_that_cannot_begin_leaves_nothing_behind(where, monkeypatch):
+    def fails(*args):
+        raise KeyboardInterrupt("mine")
+
+    model, before = nn.Linear(10, 10), traces()
+    tracker = MemoryTracker(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"helpers.memory.{where}", fails)
+        with pytest.raises(KeyboardInterrupt, match="mine"):
+            tracker.__enter__()
+    assert traces() == before
+    assert not model.weight._post_accumulate_grad_hooks
+    with tracker:  # and it can be entered still
+        kept = numbers()
+    assert tracker.live_bytes - tracker.start_bytes == kept.nbytes
+
+
+def flags() -> tuple:
+    from torch.utils import _python_dispatch as modes
+
+    return (
+        modes._is_in_torch_dispatch_mode,
+        modes._is_in_non_infra_torch_dispatch_mode,
+        modes._is_in_any_mode_without_ignore_compile_internals,
+    )
+
+
+def test_trackers_may_overlap_without_nesting():
+    before = traces(), flags()
+    first, second, third = MemoryTracker(), MemoryTracker(), MemoryTracker()
+    first.__enter__()
+    a = numbers()
+    second.__enter__()
+    third.__enter__()
+    inside = flags()
+    b = numbers()
+    first.__exit__(None, None, None)
+    assert flags() == inside != before[1]
+    c = numbers()
+    third.__exit__(None, None, None)
+    assert flags() == inside
+    d = numbers()
+    second.__exit__(None, None, None)
+    assert (traces(), flags()) == before
+    e = numbers()
+    assert (first.live_bytes, second.live_bytes, third.live_bytes) == (2 * ROW, 3 * ROW, 2 * ROW)
+    del a, b, c, d, e
+
+
+def test_a_block_ends_once():
+    before, tracker = traces(), MemoryTracker()
+    with pytest.raises(RuntimeError, match="has not been entered"):
+        tracker.__exit__(None, None, None)
+    with tracker:
+        kept = numbers()
+    with MemoryTracker() as other:
+        with pytest.raises(RuntimeError, match="has had its block already"):
+            tracker.__exit__(None, None, None)
+        more = numbers()
+    assert (tracker.live_bytes, other.live_bytes, traces()) == (kept.nbytes, more.nbytes, before)
+
+
+def test_a_block_that_ends_in_another_thread_says_so_and_lets_the_work_go_on():
+    before, tracker, raised = traces(), MemoryTracker(), []
+
+    def leave():
+        try:
+            tracker.__exit__(None, None, None)
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    tracker.__enter__()
+    try:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        assert numbers().mul(2).sum() == 2 * LENGTH
+    finally:
+        TorchDispatchMode.__exit__(tracker, None, None, None)
+    assert "in one thread" in raised[0]
+    assert tracker.live_bytes == 0
+    assert traces() == before
+
+
 def test_an_error_inside_an_operator_leaves_the_count_right():
     with MemoryTracker() as tracker:
         x = numbers(10, 100)
