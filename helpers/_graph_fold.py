@@ -35,6 +35,9 @@ class GraphEdge:
     label: str = ""
 
 
+_LEAVES = "leaves of the outputs"
+
+
 @dataclass
 class Plan:
     """One way to draw a graph; ``how`` says how it was folded, empty for a graph drawn whole."""
@@ -45,7 +48,7 @@ class Plan:
 
 
 def plans(graph: Graph) -> Iterator[Plan]:
-    """Yields ways to draw ``graph``, from the whole to ever fewer boxes; the last one is a single box."""
+    """Yields ways to draw ``graph``, from the whole to ever fewer boxes; the last has one for the outputs and one for the rest."""
     yield _plan(graph, {}, {}, "", absorb=False)
     yield _plan(graph, {}, _leaf_siblings(graph), "Tensors that one operator uses folded", absorb=False)
     if graph.model_name:
@@ -55,6 +58,9 @@ def plans(graph: Graph) -> Iterator[Plan]:
         yield _plan(graph, groups, _leaf_siblings(graph), "Runs of operators folded", absorb=False)
     for boxes in (40, 24, 12, 6, 3, 1):
         yield _plan(graph, _by_level(graph, boxes), {}, "Neighbouring operators folded", absorb=True)
+    rest, how = ("slice 1", "Neighbouring operators folded") if graph.operators else (_LEAVES, "Outputs folded")
+    together = {leaf: rest for leaf, users in _users(graph).items() if not users}
+    yield _plan(graph, _by_level(graph, 1), together, how, absorb=True, most_outputs=1)
 
 
 def _by_module(graph: Graph) -> Iterator[Plan]:
@@ -125,10 +131,19 @@ def _users(graph: Graph) -> dict[str, list[str]]:
     return {leaf: list(ops) for leaf, ops in users.items()}
 
 
-def _plan(graph: Graph, groups: dict[str, str], leaf_groups: dict[str, str], how: str, *, absorb: bool) -> Plan:
+def _plan(
+    graph: Graph,
+    groups: dict[str, str],
+    leaf_groups: dict[str, str],
+    how: str,
+    *,
+    absorb: bool,
+    most_outputs: int = 4,
+) -> Plan:
     """Builds boxes and lines: an operator in ``groups`` joins that box, with whatever only that box uses.
 
-    ``absorb`` also takes in what several boxes use; it is counted once, in the box that ran first.
+    ``absorb`` also takes in what several boxes use; it is counted once, in the box that ran first. More outputs than
+    ``most_outputs`` share a box once anything is folded.
     """
     ops = graph.operators
     keys = {key: f"group_{i + 1}" for i, key in enumerate(dict.fromkeys([*groups.values(), *leaf_groups.values()]))}
@@ -176,12 +191,15 @@ def _plan(graph: Graph, groups: dict[str, str], leaf_groups: dict[str, str], how
             edges.append(edge)
 
     outputs = graph.outputs
-    if how and len(outputs) > 4:
+    if how and len(outputs) > most_outputs:
         name = count(len(outputs), "output")
         nodes["outputs"] = GraphNode("outputs", "output", name, (name,))
         for output in outputs:
-            if output.target and GraphEdge("outputs", box[output.target], "input") not in edges:
-                edges.append(GraphEdge("outputs", box[output.target], "input"))
+            if output.target:
+                if output.target in graph.leaves:
+                    _leaf_node(graph, output.target, box, titles, inside, nodes, how)
+                if GraphEdge("outputs", box[output.target], "input") not in edges:
+                    edges.append(GraphEdge("outputs", box[output.target], "input"))
     else:
         for output in outputs:
             lines = (output.name, f"{output.shape} {output.dtype}", *([output.note] if output.note else []))

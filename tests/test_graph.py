@@ -548,3 +548,22 @@ def test_attributes_on_ctx_do_not_hinder_guard_and_explainer():
     x.add_(1)
     with pytest.raises(RuntimeError, match="OwnNames"), explain_inplace():
         y.sum().backward()
+
+
+@pytest.mark.parametrize("renderer", ["text", "auto"])
+@pytest.mark.parametrize("many", [1, 2, 5, 30])
+@pytest.mark.parametrize("kind", ["leaves", "operators", "both", "no graph"])
+def test_any_number_of_outputs_fits_into_any_limit(kind, many, renderer, monkeypatch):
+    monkeypatch.setenv("TENSOR_LAB_RENDERER", renderer)
+    x = leaf(3)
+    outputs = {
+        "leaves": lambda: [leaf(3) for _ in range(many)],
+        "operators": lambda: [x * i for i in range(many)],
+        "both": lambda: [leaf(3) for _ in range(many)] + [x * 2, leaf(2).exp()],
+        "no graph": lambda: [torch.ones(3) for _ in range(many)],
+    }[kind]()
+    for most in (2, 3, 7, 60):
+        picture = draw_graph(outputs, max_nodes=most)
+        ids = {node.id for node in picture.nodes}
+        assert len(ids) == len(picture.nodes) <= most
+        assert all({edge.source, edge.target} <= ids for edge in picture.edges)
