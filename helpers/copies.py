@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
+from ._blame import nodes_under
 from .display import FONT, INK, MAX_WIDTH, PAPER, SHARED, Picture, Table, clip
+from .storage import shares_memory, shares_version_counter
 
 _ROW, _TOP = 46, 64
 _COLUMNS = {"way": 14, "memory": 236, "graph": 400, "gradient": 522, "version": 612}
@@ -20,10 +23,10 @@ class Copied(NamedTuple):
 
     Attributes:
         way: its name.
-        shares_memory: whether the result lies in the storage of ``h``.
+        shares_memory: whether a byte of the result is one of ``h``, whichever storages stand for it.
         in_graph: whether backward from the result reaches what ``h`` was made from.
         gradient: of the sum of the result with respect to one element of ``leaf``; None where none arrives.
-        shares_version: whether a write into the result raises the version of ``h``.
+        shares_version: whether a write into the result raises the version of ``h``; False without a version counter.
     """
 
     way: str
@@ -87,13 +90,16 @@ class CopyComparison:
 def compare_copies(ways: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> CopyComparison:
     """Tries each way of copying on a tensor of its own, ``h = leaf * 2``, and looks at what came out.
 
-    Nothing is read from names or documentation: memory by storage, the version by a write into the result.
+    Nothing is read from names or documentation: memory is told by addresses, the graph by walking it down to ``leaf``,
+    the version by raising that of the result.
 
     Args:
         ways: name -> a function from ``h`` to its copy.
 
     Raises:
-        TypeError: if a way returns anything but a tensor.
+        TypeError: if ``ways`` is no mapping from names to functions, or a way returns anything but a tensor.
+        ValueError: if ``ways`` is empty.
+        RuntimeError: if a way fails, or what it returns cannot be looked at; it names the way.
 
     Example:
         >>> compare_copies({"clone": lambda h: h.clone(), "detach": lambda h: h.detach()})
@@ -102,25 +108,50 @@ def compare_copies(ways: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -
         clone   own     in the graph  2         own
         detach  shared  alone         none      shared
     """
-    return CopyComparison([_try(name, way) for name, way in ways.items()])
+    if not isinstance(ways, Mapping):
+        raise TypeError(
+            f"ways is a {type(ways).__name__}: pass a dict from names to functions, {{'clone': lambda h: h.clone()}}"
+        )
+    for name, way in ways.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name {name!r} of a way is no string: give it one, as 'clone'")
+        if not callable(way):
+            raise TypeError(f"the way {name!r} is a {type(way).__name__}: pass a function, lambda h: h.clone()")
+    if not ways:
+        raise ValueError("there is nothing to compare: pass at least one way, {'clone': lambda h: h.clone()}")
+    return CopyComparison([_named(name, way) for name, way in ways.items()])
 
 
-def _try(name: str, way: Callable[[torch.Tensor], torch.Tensor]) -> Copied:
+def _named(name: str, way: Callable[[torch.Tensor], torch.Tensor]) -> Copied:
+    try:
+        with torch.inference_mode(False), torch.enable_grad():  # a graph is asked for, wherever the reader stands
+            row = _try(name, way)
+    except Exception as error:
+        raise RuntimeError(f"the way {name!r} failed with {type(error).__name__}: {error}") from error
+    if isinstance(row, Copied):
+        return row
+    raise TypeError(f"the way {name!r} returned {row}: it must return the copy, a tensor")
+
+
+def _try(name: str, way: Callable[[torch.Tensor], torch.Tensor]) -> Copied | str:
+    """The row, or the class of what was returned in place of a tensor."""
     leaf = torch.ones(4, requires_grad=True)
     h = leaf * 2
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.tensor(h) advises against itself; here it is only looked at
+        # torch.tensor(h) advises against itself, and here it is only looked at
+        warnings.filterwarnings("ignore", "To copy construct from a tensor, it is recommended")
         result = way(h)
     if not isinstance(result, torch.Tensor):
-        raise TypeError(f"the way {name!r} returned {type(result).__name__}: it must return the copy, a tensor")
-    shares = result.untyped_storage().data_ptr() == h.untyped_storage().data_ptr()
-    if result.requires_grad:
-        torch.autograd.backward(result.sum(), retain_graph=True)
-    gradient = None if leaf.grad is None else leaf.grad[0].item()
-    version = h._version
-    with torch.no_grad():
-        result.add_(0)
-    return Copied(name, shares, result.grad_fn is not None, gradient, h._version > version)
+        return type(result).__name__
+    in_graph = get_gradient_edge(leaf).node in nodes_under(result)
+    gradient = None
+    if in_graph:
+        total = result.sum()
+        total = total.real if total.is_complex() else total
+        (arrived,) = torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)
+        gradient = None if arrived is None else arrived[0].item()
+    counted = not result.is_inference() and shares_version_counter(result, h)
+    return Copied(name, shares_memory(result, h), in_graph, gradient, counted)
 
 
 def _in_words(row: Copied) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 import xml.etree.ElementTree as ElementTree
 
@@ -89,3 +90,57 @@ def test_keeps_nothing_alive():
     comparison = compare_copies({"remember": remember})
     gc.collect()
     assert seen[0]() is None and comparison.rows
+
+
+OTHER = torch.ones(4, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        (lambda h: torch.from_numpy(h.detach().numpy()[1:]), (True, False, None, False)),
+        (lambda h: h.detach().requires_grad_() * 3, (False, False, None, False)),  # has a graph, not that of leaf
+        (lambda h: h.detach() * OTHER, (False, False, None, False)),
+        (lambda h: h.expand(2, 4), (True, True, 4.0, True)),
+        (lambda h: h.to(torch.complex64), (False, True, 2.0, False)),
+        (lambda h: torch.empty(0), (False, False, None, False)),
+    ],
+)
+def test_what_only_looks_like_it(way, expected):
+    assert compare_copies({"w": way})["w"][1:] == expected
+    with torch.no_grad():
+        assert compare_copies({"w": way})["w"][1:] == expected
+    assert OTHER.grad is None
+
+
+def test_inference_mode_has_no_version_to_share():
+    def way(h):
+        with torch.inference_mode():
+            return h.clone()
+
+    assert compare_copies({"w": way})["w"][1:] == (False, False, None, False)
+    with torch.inference_mode():
+        assert compare_copies({"clone": WAYS["clone"]})["clone"].in_graph
+
+
+def test_what_cannot_be_compared_is_refused_in_words():
+    with pytest.raises(TypeError, match="ways is a list: pass a dict"):
+        compare_copies([torch.clone])
+    with pytest.raises(TypeError, match="the way 'clone' is a str: pass a function"):
+        compare_copies({"clone": "clone"})
+    with pytest.raises(TypeError, match="the name 1 of a way is no string"):
+        compare_copies({1: torch.clone})
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare_copies({})
+    with pytest.raises(RuntimeError, match="the way 'bad' failed with ZeroDivisionError: division by zero") as caught:
+        compare_copies({"bad": lambda h: 1 / 0})
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_the_warnings_of_the_reader_get_out():
+    def way(h):
+        warnings.warn("mine", UserWarning, stacklevel=1)
+        return h.clone()
+
+    with pytest.warns(UserWarning, match="mine"):
+        compare_copies({"way": way})
