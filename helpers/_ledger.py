@@ -45,7 +45,8 @@ class Ledger:
         self._line: Callable[[], Found | None] | None = None  # finds the line of an event, where lines are wanted
         self._op_line: Found | None = None  # between an operator's start and its result, if known already
         self._func: Any = None
-        self._phase_names: list[str] = [""]
+        self._phases_open: list[list[str]] = []  # each name in a list of its own, which tells it from its namesakes
+        self._phase = ""  # the innermost of these
         self._log = Log()
         self._start = self._peak = 0  # how many entries the log had at the start, and at the peak
         # By the address of the StorageImpl. Addresses are reused at once, so the reference is always asked too.
@@ -156,7 +157,7 @@ class Ledger:
             if self._line is not None:
                 line = self._op_line if kind is not FREE and self._op_line is not None else self._line()
             live = self.live_bytes = self.live_bytes + delta
-            phase, number, counted = self._phase_names[-1], known.number, known.counted
+            phase, number, counted = self._phase, known.number, known.counted
             self._log.flat += (kind, self.operators, func, line, phase, live, delta, number, counted, figures)
             if live > self.peak_bytes:
                 self.peak_bytes, self._peak = live, len(self._log)

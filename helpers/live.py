@@ -39,8 +39,7 @@ def _nested(tracker: MemoryTracker) -> list[tuple[str, int, int, int]]:
     outer_first = list(reversed(tracker.phases))
     outer_first.sort(key=lambda p: (p[1], -p[2]))
     for name, first, last in outer_first:
-        while ends and ends[-1] <= first:
-            ends.pop()
+        ends = [end for end in ends if end > first]
         if first < last:
             found.append((name, first, last, len(ends)))
             ends.append(last)
@@ -221,7 +220,7 @@ class LiveMemoryPlot:
     def _frame(self) -> None:
         _extend(self._curve, self._replay)
         tracker = self.tracker
-        phase = tracker._phase_names[-1]
+        phase = tracker._phase
         figures = f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)} so far"
         words = f"Now {round_bytes(tracker.live_bytes)}" + (f" in {phase}" if phase else "")
         svg = memory_svg(self._curve, title=words, figures=figures, brackets=brackets_of(tracker))

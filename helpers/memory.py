@@ -194,14 +194,25 @@ class MemoryTracker(Ledger, TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names what runs inside, in the timeline and in pictures. Phases nest; the innermost names an event."""
-        first = len(self._log)
-        self._phase_names.append(name)
+        """Names what runs inside, in the timeline and in pictures. Phases nest; the innermost names an event.
+
+        Raises:
+            TypeError: for a name that is not a string.
+        """
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a phase is named by a string, got {type(name).__name__}: pass one, as in phase('forward')"
+            )
+        first, entry = len(self._log), [name]
+        self._phases_open.append(entry)
+        self._phase = name
         try:
             yield
         finally:
             self._settle()
-            self._phase_names.pop()
+            # Not simply the last: a phase in a generator may end after one that was begun later.
+            self._phases_open = [other for other in self._phases_open if other is not entry]
+            self._phase = self._phases_open[-1][0] if self._phases_open else ""
             self.phases.append((name, first - self._start, len(self._log) - self._start))
 
     @classmethod

@@ -912,6 +912,37 @@ def test_phases_nest_and_the_innermost_names_an_event():
     assert sum(t.numel() for t in (a, b, c, d, e)) == 15
 
 
+def test_a_phase_in_a_generator_ends_only_itself():
+    def batches(tracker):
+        with tracker.phase("load"):
+            yield numbers(1)
+
+    with MemoryTracker() as tracker:
+        loading = batches(tracker)
+        a = next(loading)
+        with tracker.phase("step"):
+            loading.close()
+            b = numbers(2)
+            with tracker.phase("step"):
+                pass
+            c = numbers(3)
+        d = numbers(4)
+    assert [event.phase for event in tracker.timeline] == ["load", "step", "step", ""]
+    assert [name for name, _, _ in tracker.phases] == ["load", "step", "step"]
+    del a, b, c, d
+
+
+@pytest.mark.parametrize("name", [None, 3, b"forward"])
+def test_a_phase_is_named_by_a_string(name):
+    with MemoryTracker() as tracker:
+        message = rf"got {type(name).__name__}: pass one, as in phase\('forward'\)"
+        with pytest.raises(TypeError, match=message), tracker.phase(name):
+            pass
+        kept = numbers(1)
+    assert tracker.phases == [] and tracker.timeline[0].phase == ""
+    del kept
+
+
 def test_timeline_begins_with_the_block():
     x = numbers()
     with MemoryTracker(x) as tracker:
