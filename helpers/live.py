@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,13 @@ def _rise(tracker: MemoryTracker) -> int:
     return tracker.peak_bytes - tracker.start_bytes
 
 
+def _check(before: Any, title: Any) -> None:
+    if before is not None and not isinstance(before, MemoryTracker):
+        raise TypeError(f"expected an earlier MemoryTracker, got {type(before).__name__}: pass before=tracker, or none")
+    if title is not None and not isinstance(title, str):
+        raise TypeError(f"a title is a string, got {type(title).__name__}: pass title='...', or none")
+
+
 def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, title: str | None = None) -> Picture:
     """Draws a run: bands of live bytes over operators, phases, and the peak with the line of code that made it.
 
@@ -109,6 +117,9 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
     Returns:
         A `Picture`; its ``data`` are the curve, the phases and the peak `Event`.
 
+    Raises:
+        TypeError: if ``tracker`` or ``before`` is no `MemoryTracker`, or ``title`` no string.
+
     Example:
         >>> import torch
         >>> with MemoryTracker() as tracker:
@@ -116,6 +127,9 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
         >>> draw_memory(tracker)  # doctest: +ELLIPSIS
         The peak is 8.00 KiB, 8.00 KiB over the start. ...
     """
+    if not isinstance(tracker, MemoryTracker):
+        raise TypeError(f"expected a MemoryTracker, got {type(tracker).__name__}: pass the tracker of a run")
+    _check(before, title)
     curve, peak = curve_of(tracker), tracker.peak
     old = curve_of(before) if before is not None else None
     heading = title or (finding(tracker) if before is None else comparison(tracker, before))
@@ -152,7 +166,8 @@ class LiveMemoryPlot:
 
     Frames are drawn by the work itself, between two operators, never by another thread, so they also move where a
     thread's drawings are not shown (Colab), and a frame never tells of a moment that was not. Interrupting the kernel
-    leaves the picture of what had run; an exception of yours passes through.
+    leaves the picture of what had run; an exception of yours passes through. A frame that cannot be drawn is the last
+    one: your work goes on, and a warning tells of it after the block.
 
     A plain script shows nothing while it runs: read ``plot.picture.alt`` afterwards, or save ``plot.picture.svg``.
 
@@ -164,8 +179,10 @@ class LiveMemoryPlot:
     Attributes:
         frames: how many frames were drawn while the work ran.
         picture: the finished `Picture`, after the block; None before.
+        error: what a frame raised, after which none was drawn any more; None when all were drawn.
 
     Raises:
+        TypeError: if ``tracker`` or ``before`` is no `MemoryTracker`, or ``title`` no string.
         RuntimeError: at the start of the block, if the tracker does not run.
 
     Example:
@@ -182,8 +199,10 @@ class LiveMemoryPlot:
                 f"expected a MemoryTracker, got {type(tracker).__name__}: "
                 "with MemoryTracker(model) as tracker, LiveMemoryPlot(tracker): ..."
             )
+        _check(before, title)
         self.tracker, self.title, self.before = tracker, title, before
         self.picture: Picture | None = None
+        self.error: Exception | None = None
         self._output = LiveOutput()
         self._curve = Curve()
         self._replay = Replay(tracker._log, tracker._marks)
@@ -202,20 +221,43 @@ class LiveMemoryPlot:
                 "with MemoryTracker(...) as tracker, LiveMemoryPlot(tracker): ..."
             )
         self._previous, self.tracker.listener = self.tracker.listener, self._event
-        _begin(self._curve, self._replay, self.tracker)
-        self._frame()
+        try:
+            _begin(self._curve, self._replay, self.tracker)
+            self._frame()
+        except BaseException:
+            self._let_go()
+            raise
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        self.tracker.listener = self._previous
-        self.picture = draw_memory(self.tracker, title=self.title, before=self.before)
-        self._output.finish(self.picture)
+    def __exit__(self, kind: Any = None, under_way: BaseException | None = None, traceback: Any = None) -> None:
+        self._let_go()
+        try:
+            self.picture = draw_memory(self.tracker, title=self.title, before=self.before)
+            self._output.finish(self.picture)
+        except Exception as failed:
+            if under_way is None:
+                raise
+            under_way.add_note(f"and the picture of its memory could not be drawn: {failed!r}")
+        if self.error is not None:
+            told = f"the live picture stopped moving, as a frame could not be drawn: {self.error!r}"
+            if under_way is None:
+                warnings.warn(told, RuntimeWarning, stacklevel=2)
+            else:
+                under_way.add_note(told)
+
+    def _let_go(self) -> None:
+        self._due = float("inf")
+        if self.tracker.listener == self._event:  # else another hangs over this one, and still calls it
+            self.tracker.listener = self._previous
 
     def _event(self) -> None:
         if self._previous is not None:
             self._previous()
         if time.monotonic() >= self._due:
-            self._frame()
+            try:
+                self._frame()
+            except Exception as error:  # the work that is measured is not to fail by its picture
+                self.error, self._due = error, float("inf")
 
     def _frame(self) -> None:
         _extend(self._curve, self._replay)

@@ -20,6 +20,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -292,6 +293,8 @@ class MemoryTracker(Ledger, TorchDispatchMode):
     def alive_at(self, index: int) -> list[Alive]:
         """What is alive after event ``index`` of the timeline, largest first; -1 means before the first event."""
         count = len(self._log) - self._start
+        if not isinstance(index, Integral):
+            raise TypeError(f"an event has a number, got {type(index).__name__}: pass its index, as in alive_at(0)")
         if not -1 <= index < count:
             raise ValueError(f"there is no event {index}: this timeline has {count}, numbered from 0 (-1 is the start)")
         return self._replay().state_after(self._start + index).storages()

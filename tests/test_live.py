@@ -633,6 +633,76 @@ def test_interrupt_while_a_frame_is_drawn_leaves_the_picture(clock, monkeypatch)
     assert tracker.operators == count
 
 
+def fails(*args):
+    raise ValueError("no room to draw")
+
+
+def test_a_frame_that_fails_is_the_last_and_lets_the_work_go_on(clock, monkeypatch):
+    tracker = MemoryTracker()
+    told = pytest.warns(RuntimeWarning, match="stopped moving.*no room to draw")
+    with told, tracker, LiveMemoryPlot(tracker) as plot:
+        with monkeypatch.context() as patch:
+            patch.setattr(plot._output, "frame", fails)
+            clock.now += 1
+            kept = torch.zeros(KIB)
+        clock.now += 1
+        more = torch.zeros(KIB)
+    assert (plot.frames, str(plot.error)) == (1, "no room to draw")
+    assert plot.picture.alt.startswith("The peak is 8.00 KiB")
+    assert tracker.listener is None
+    del kept, more
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_picture_that_fails_does_not_hide_an_exception(clock, error):
+    tracker = MemoryTracker()
+    with pytest.raises(error, match="mine") as raised, tracker, LiveMemoryPlot(tracker) as plot:
+        plot._output.frame = plot._output.finish = fails
+        clock.now += 1
+        kept = torch.zeros(KIB)
+        raise error("mine")
+    assert ["no room to draw" in note for note in raised.value.__notes__] == [True, True]
+    with pytest.raises(ValueError, match="no room to draw"), MemoryTracker() as other, LiveMemoryPlot(other) as plot:
+        plot._output.finish = fails
+    assert tracker.listener is other.listener is None
+    del kept
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_first_frame_that_fails_leaves_the_listener(error):
+    def raises(*args):
+        raise error("mine")
+
+    with MemoryTracker() as tracker:
+        tracker.listener = mine = lambda: None
+        plot = LiveMemoryPlot(tracker)
+        plot._output.frame = raises
+        with pytest.raises(error, match="mine"):
+            plot.__enter__()
+        assert tracker.listener is mine
+
+
+def test_plots_may_overlap_without_nesting(clock):
+    with MemoryTracker() as tracker:
+        first, second = LiveMemoryPlot(tracker).__enter__(), LiveMemoryPlot(tracker).__enter__()
+        first.__exit__(None, None, None)
+        clock.now += 1
+        kept = torch.zeros(KIB)
+        second.__exit__(None, None, None)
+    assert (first.frames, second.frames) == (1, 2)
+    del kept
+
+
+@pytest.mark.parametrize("wrong", [{"before": 3}, {"title": 3}])
+def test_before_and_title_are_checked_at_once(wrong):
+    tracker = zeros(4)
+    for draw in (draw_memory, LiveMemoryPlot):
+        with pytest.raises(TypeError, match=rf"got int: pass {next(iter(wrong))}="):
+            draw(tracker, **wrong)
+    with pytest.raises(TypeError, match="expected a MemoryTracker, got NoneType: pass the tracker"):
+        draw_memory(None)
+
+
 def test_plots_nest(clock):
     with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as outer:
         clock.now += 1

@@ -971,6 +971,10 @@ def test_alive_at_names_what_is_there():
     for index in (-2, 2):
         with pytest.raises(ValueError, match=rf"no event {index}: this timeline has 2"):
             tracker.alive_at(index)
+    for index in ("x", 1.0, None):
+        with pytest.raises(TypeError, match=rf"got {type(index).__name__}: pass its index"):
+            tracker.alive_at(index)
+    assert len(tracker.alive_at(np.int64(1))) == 1
     assert y.numel() == 2 * LENGTH
 
 
