@@ -27,9 +27,9 @@ COLUMN = Exercise(
     task="return column `j` of `x` as a view",
     parameters=("x", "j"),
     cases=(
-        Case("column 2 of 3 x 4", lambda: (torch.arange(12.0).reshape(3, 4), 2)),
-        Case("the last column, as -1", lambda: (torch.arange(10.0).reshape(2, 5), -1)),
-        Case("column 0 of a transposed view", lambda: (torch.arange(6.0).reshape(2, 3).t(), 0)),
+        Case("column 2 of 3 x 4", lambda: (torch.arange(12.0, dtype=torch.float32).reshape(3, 4), 2)),
+        Case("the last column, as -1", lambda: (torch.arange(10.0, dtype=torch.float32).reshape(2, 5), -1)),
+        Case("column 0 of a transposed view", lambda: (torch.arange(6.0, dtype=torch.float32).reshape(2, 3).t(), 0)),
     ),
     expect=lambda x, j: {RETURNED: torch.from_numpy(x.numpy()[:, j].copy())},
     properties=(
@@ -76,8 +76,8 @@ KEPT_ALIVE = Exercise(
     task="return how many bytes stay allocated as long as `t` lives",
     parameters=("t",),
     cases=(
-        Case("ten of a thousand float32 numbers", lambda: (torch.zeros(1000)[:10],)),
-        Case("3 x 1, expanded to 3 x 4", lambda: (torch.zeros(3, 1).expand(3, 4),)),
+        Case("ten of a thousand float32 numbers", lambda: (torch.zeros(1000, dtype=torch.float32)[:10],)),
+        Case("3 x 1, expanded to 3 x 4", lambda: (torch.zeros(3, 1, dtype=torch.float32).expand(3, 4),)),
         Case("2 x 2 float64 numbers, whole", lambda: (torch.zeros(2, 2, dtype=torch.float64),)),
         Case("every second of ten float16 numbers", lambda: (torch.zeros(10, dtype=torch.float16)[::2],)),
     ),
@@ -108,10 +108,11 @@ CUT_LOOSE = Exercise(
     task="return the values of `part` in a tensor that keeps nothing else alive",
     parameters=("part",),
     cases=(
-        Case("ten of a thousand numbers", lambda: (torch.arange(1000.0)[:10],)),
-        Case("a column of 100 x 100", lambda: (torch.arange(10_000.0).reshape(100, 100)[:, 7],)),
+        Case("ten of a thousand numbers", lambda: (torch.arange(1000.0, dtype=torch.float32)[:10],)),
+        Case("a column of 100 x 100", lambda: (torch.arange(10_000.0, dtype=torch.float32).reshape(100, 100)[:, 7],)),
         Case(
-            "two rows of 100 x 100 float64 numbers", lambda: (torch.arange(10_000.0).double().reshape(100, 100)[3:5],)
+            "two rows of 100 x 100 float64 numbers",
+            lambda: (torch.arange(10_000.0, dtype=torch.float32).double().reshape(100, 100)[3:5],),
         ),
     ),
     expect=lambda part: {RETURNED: torch.from_numpy(part.numpy().copy())},

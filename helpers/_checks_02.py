@@ -28,10 +28,19 @@ ZERO_AT = Exercise(
     task="set the elements of `x` at `positions` to zero, in `x` itself",
     parameters=("x", "positions"),
     cases=(
-        Case("positions 1 and 3 of five", lambda: (torch.arange(1.0, 6.0), torch.tensor([1, 3]))),
-        Case("rows 0 and 2 of 3 x 4", lambda: (torch.arange(1.0, 13.0).reshape(3, 4), torch.tensor([0, 2]))),
-        Case("a mask over four", lambda: (torch.arange(1.0, 5.0), torch.tensor([True, False, False, True]))),
-        Case("every second of ten, as a view", lambda: (torch.arange(1.0, 11.0)[::2], torch.tensor([0, 4]))),
+        Case("positions 1 and 3 of five", lambda: (torch.arange(1.0, 6.0, dtype=torch.float32), torch.tensor([1, 3]))),
+        Case(
+            "rows 0 and 2 of 3 x 4",
+            lambda: (torch.arange(1.0, 13.0, dtype=torch.float32).reshape(3, 4), torch.tensor([0, 2])),
+        ),
+        Case(
+            "a mask over four",
+            lambda: (torch.arange(1.0, 5.0, dtype=torch.float32), torch.tensor([True, False, False, True])),
+        ),
+        Case(
+            "every second of ten, as a view",
+            lambda: (torch.arange(1.0, 11.0, dtype=torch.float32)[::2], torch.tensor([0, 4])),
+        ),
     ),
     expect=_zeroed,
     properties=(
@@ -45,10 +54,15 @@ FLAT_VIEW = Exercise(
     task="return `x` in one dimension, over the same memory, or raise an error",
     parameters=("x",),
     cases=(
-        Case("3 x 4, contiguous", lambda: (torch.arange(12.0).reshape(3, 4),)),
-        Case("2 x 3 x 1, every fourth number", lambda: (torch.arange(24.0).reshape(2, 3, 4)[:, :, :1],)),
+        Case("3 x 4, contiguous", lambda: (torch.arange(12.0, dtype=torch.float32).reshape(3, 4),)),
         Case(
-            "a transposed matrix, which has no flat view", lambda: (torch.arange(12.0).reshape(3, 4).t(),), RuntimeError
+            "2 x 3 x 1, every fourth number",
+            lambda: (torch.arange(24.0, dtype=torch.float32).reshape(2, 3, 4)[:, :, :1],),
+        ),
+        Case(
+            "a transposed matrix, which has no flat view",
+            lambda: (torch.arange(12.0, dtype=torch.float32).reshape(3, 4).t(),),
+            RuntimeError,
         ),
     ),
     expect=lambda x: {RETURNED: torch.from_numpy(x.numpy().ravel().copy())},
@@ -72,10 +86,12 @@ TALLY = Exercise(
     task="raise `counts` by one for each of `labels`, in `counts` itself",
     parameters=("counts", "labels"),
     cases=(
-        Case("labels 0, 0, 0, 1", lambda: (torch.zeros(3), torch.tensor([0, 0, 0, 1]))),
-        Case("a thousand labels for seven counts", lambda: (torch.zeros(7), torch.arange(1000) % 7)),
+        Case("labels 0, 0, 0, 1", lambda: (torch.zeros(3, dtype=torch.float32), torch.tensor([0, 0, 0, 1]))),
+        Case(
+            "a thousand labels for seven counts", lambda: (torch.zeros(7, dtype=torch.float32), torch.arange(1000) % 7)
+        ),
         Case("whole-number counts", lambda: (torch.zeros(4, dtype=torch.int64), torch.tensor([3, 3, 2]))),
-        Case("no labels at all", lambda: (torch.ones(2), torch.zeros(0, dtype=torch.int64))),
+        Case("no labels at all", lambda: (torch.ones(2, dtype=torch.float32), torch.zeros(0, dtype=torch.int64))),
     ),
     expect=_counted,
     properties=(

@@ -26,7 +26,7 @@ from helpers._properties import (
 
 
 def _on_a_graph(count: int) -> torch.Tensor:
-    return torch.arange(float(count)).requires_grad_() * 2
+    return torch.arange(float(count), dtype=torch.float32).requires_grad_() * 2
 
 
 _VALUES = (returns_tensor(), right_shape(), right_dtype(), right_values())
@@ -37,7 +37,7 @@ SNAPSHOT = Exercise(
     parameters=("t",),
     cases=(
         Case("a tensor that hangs on a graph", lambda: (_on_a_graph(12).reshape(3, 4),)),
-        Case("a parameter", lambda: (torch.arange(6.0).requires_grad_(),)),
+        Case("a parameter", lambda: (torch.arange(6.0, dtype=torch.float32).requires_grad_(),)),
         Case("a plain tensor", lambda: (torch.arange(5),)),
     ),
     expect=lambda t: {RETURNED: torch.from_numpy(t.detach().numpy().copy())},
@@ -51,17 +51,25 @@ SNAPSHOT = Exercise(
 
 
 def _network() -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    with torch.random.fork_rng(devices=[]):  # to make layers draws numbers, and the reader's must stay the next ones
+        model = nn.Sequential(nn.Linear(3, 2, dtype=torch.float32), nn.BatchNorm1d(2, dtype=torch.float32))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.arange(float(parameter.numel())).reshape(parameter.shape) + number)
+            parameter.copy_(
+                torch.arange(float(parameter.numel()), dtype=torch.float32).reshape(parameter.shape) + number
+            )
     return model
+
+
+def _one_layer() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        return nn.Linear(2, 2, dtype=torch.float32)
 
 
 def _names(t: Trial) -> str | None:
     if not isinstance(t.result, Mapping):
         return f"it returned {describe(t.result)}"
-    wanted = sorted(_tensors(t.args["model"]))
+    wanted = sorted(_tensors(t.before["model"]))
     missing = [name for name in wanted if name not in t.result]
     if missing:
         return f"{', '.join(missing)} missing"
@@ -70,11 +78,13 @@ def _names(t: Trial) -> str | None:
 
 
 def _all_named(t: Trial) -> bool:
-    return isinstance(t.result, Mapping) and all(name in t.result for name in _tensors(t.args["model"]))
+    return isinstance(t.result, Mapping) and all(name in t.result for name in _tensors(t.before["model"]))
 
 
 def _right_numbers(t: Trial) -> str | None:
     for name, wanted in _tensors(t.before["model"]).items():
+        if t.result[name].dtype != wanted.dtype:
+            return f"`{name}` holds {t.result[name].dtype} instead of {wanted.dtype}"
         wrong = difference(t.result[name], wanted)
         if wrong is not None:
             return f"`{name}` holds {wrong}"
@@ -101,6 +111,19 @@ def _stays_put(t: Trial) -> str | None:
     return f"{', '.join(changed)} changed when the model was trained on" if changed else None
 
 
+def _model_as_it_was(t: Trial) -> str | None:
+    live, before = _tensors(t.args["model"]), _tensors(t.before["model"])
+    if live.keys() != before.keys():
+        return "the model has other parameters and buffers than before"
+    for name, wanted in before.items():
+        if live[name].dtype != wanted.dtype:
+            return f"`{name}` of the model is {live[name].dtype} instead of {wanted.dtype}"
+        changed = difference(live[name], wanted)
+        if changed is not None:
+            return f"`{name}` of the model was changed, {changed}"
+    return None
+
+
 def _no_graphs(t: Trial) -> str | None:
     hanging = [n for n, value in t.result.items() if isinstance(value, torch.Tensor) and value.grad_fn is not None]
     return f"{', '.join(hanging)} keep a graph alive" if hanging else None
@@ -112,7 +135,7 @@ CHECKPOINT = Exercise(
     parameters=("model",),
     cases=(
         Case("a linear layer with batch norm", lambda: (_network(),)),
-        Case("one linear layer", lambda: (nn.Linear(2, 2),)),
+        Case("one linear layer", lambda: (_one_layer(),)),
     ),
     expect=lambda model: {},
     properties=(
@@ -131,6 +154,7 @@ CHECKPOINT = Exercise(
         Property(
             "keep no graph", _no_graphs, "A `clone()` of a parameter is recorded; clone what `state_dict()` gives."
         ),
+        Property("leave `model` as it was", _model_as_it_was, "A checkpoint is read from the model; training goes on."),
     ),
 )
 
@@ -140,8 +164,8 @@ READY = Exercise(
     parameters=("part",),
     cases=(
         Case("ten of ten thousand, on a graph", lambda: (_on_a_graph(10_000)[:10],)),
-        Case("a column of 100 x 100", lambda: (torch.arange(10_000.0).reshape(100, 100)[:, 3],)),
-        Case("a whole tensor", lambda: (torch.arange(6.0).reshape(2, 3),)),
+        Case("a column of 100 x 100", lambda: (torch.arange(10_000.0, dtype=torch.float32).reshape(100, 100)[:, 3],)),
+        Case("a whole tensor", lambda: (torch.arange(6.0, dtype=torch.float32).reshape(2, 3),)),
     ),
     expect=lambda part: {RETURNED: torch.from_numpy(part.detach().numpy().copy())},
     properties=(

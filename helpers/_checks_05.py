@@ -47,7 +47,12 @@ def right_gradient(*names: str, hint: str = "") -> Property:
 
 def _ramp(*shape: int, start: float = 1.0, wants_grad: bool = True) -> torch.Tensor:
     count = torch.Size(shape).numel()
-    return ((torch.arange(float(count)) + start) / 4).reshape(shape).clone().requires_grad_(wants_grad)
+    return (
+        ((torch.arange(float(count), dtype=torch.float32) + start) / 4)
+        .reshape(shape)
+        .clone()
+        .requires_grad_(wants_grad)
+    )
 
 
 def _residual(h: torch.Tensor, weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -95,7 +100,7 @@ DESCEND = Exercise(
     parameters=("w", "step"),
     cases=(
         Case("five numbers", lambda: (_ramp(5), _ramp(5, start=0.0, wants_grad=False))),
-        Case("3 x 2 numbers", lambda: (_ramp(3, 2), torch.ones(3, 2))),
+        Case("3 x 2 numbers", lambda: (_ramp(3, 2), torch.ones(3, 2, dtype=torch.float32))),
     ),
     expect=lambda w, step: {"w": torch.from_numpy(w.detach().numpy() - step.numpy())},
     properties=(
@@ -120,7 +125,7 @@ TWO_LOSSES = Exercise(
     parameters=("w", "x", "lr"),
     cases=(
         Case("three numbers, lr 0.1", lambda: (_ramp(3), _ramp(3, start=2.0, wants_grad=False), 0.1)),
-        Case("2 x 2 numbers, lr 0.01", lambda: (_ramp(2, 2), torch.ones(2, 2), 0.01)),
+        Case("2 x 2 numbers, lr 0.01", lambda: (_ramp(2, 2), torch.ones(2, 2, dtype=torch.float32), 0.01)),
     ),
     expect=_two_descents,
     properties=(

@@ -119,10 +119,23 @@ TRAIN = Exercise(
     task="train the two weights for three steps, with the gradients of the forward pass as it was",
     parameters=("x", "target", "w1", "w2"),
     cases=(
-        Case("two examples", lambda: (_ramp(2, 3, wants_grad=False), torch.ones(2, 1), torch.eye(3), torch.ones(3, 1))),
+        Case(
+            "two examples",
+            lambda: (
+                _ramp(2, 3, wants_grad=False),
+                torch.ones(2, 1, dtype=torch.float32),
+                torch.eye(3, dtype=torch.float32),
+                torch.ones(3, 1, dtype=torch.float32),
+            ),
+        ),
         Case(
             "four examples",
-            lambda: (_ramp(4, 2, start=-4.0, wants_grad=False), torch.zeros(4, 1), torch.eye(2), torch.ones(2, 1)),
+            lambda: (
+                _ramp(4, 2, start=-4.0, wants_grad=False),
+                torch.zeros(4, 1, dtype=torch.float32),
+                torch.eye(2, dtype=torch.float32),
+                torch.ones(2, 1, dtype=torch.float32),
+            ),
         ),
     ),
     expect=_trained,

@@ -24,8 +24,10 @@ from helpers._properties import (
 
 
 def _network() -> nn.Module:
-    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)]
-    for number, layer in enumerate(layer for layer in layers if isinstance(layer, nn.Linear)):
+    with torch.random.fork_rng(devices=[]):  # to make layers draws numbers, and the reader's must stay the next ones
+        linear = [nn.Linear(64, 64, dtype=torch.float32) for _ in range(3)]
+    layers = [linear[0], nn.ReLU(), linear[1], nn.ReLU(), linear[2]]
+    for number, layer in enumerate(linear):
         with torch.no_grad():
             layer.weight.copy_(torch.eye(64) * (number + 1))
             layer.bias.fill_(-number)
@@ -131,10 +133,15 @@ BYTES_KEPT = Exercise(
     task="return the bytes that the graph of `fn(x)` keeps, each storage once and whole",
     parameters=("fn", "x"),
     cases=(
-        Case("x * x, of a thousand numbers", lambda: (_square, torch.ones(1000, requires_grad=True))),
-        Case("x.exp(), of ten numbers", lambda: (_exp, torch.ones(10, requires_grad=True))),
-        Case("a product of two slices", lambda: (_square_of_slice, torch.ones(1000, requires_grad=True))),
-        Case("x + 1", lambda: (_plus_one, torch.ones(10, requires_grad=True))),
+        Case(
+            "x * x, of a thousand numbers", lambda: (_square, torch.ones(1000, requires_grad=True, dtype=torch.float32))
+        ),
+        Case("x.exp(), of ten numbers", lambda: (_exp, torch.ones(10, requires_grad=True, dtype=torch.float32))),
+        Case(
+            "a product of two slices",
+            lambda: (_square_of_slice, torch.ones(1000, requires_grad=True, dtype=torch.float32)),
+        ),
+        Case("x + 1", lambda: (_plus_one, torch.ones(10, requires_grad=True, dtype=torch.float32))),
     ),
     expect=lambda fn, x: {},
     properties=(

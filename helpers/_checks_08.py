@@ -46,9 +46,9 @@ PACKS_OF = Exercise(
     task="return how often `pack` is called while `fn(x)` runs",
     parameters=("fn", "x"),
     cases=(
-        Case("x * x", lambda: (_square, torch.ones(4, requires_grad=True))),
-        Case("x.exp()", lambda: (_exp, torch.ones(4, requires_grad=True))),
-        Case("x + 1", lambda: (_plus_one, torch.ones(4, requires_grad=True))),
+        Case("x * x", lambda: (_square, torch.ones(4, requires_grad=True, dtype=torch.float32))),
+        Case("x.exp()", lambda: (_exp, torch.ones(4, requires_grad=True, dtype=torch.float32))),
+        Case("x + 1", lambda: (_plus_one, torch.ones(4, requires_grad=True, dtype=torch.float32))),
     ),
     expect=lambda fn, x: {},
     properties=(
@@ -104,7 +104,11 @@ def _gradients(loose: bool, twice: bool = False) -> Callable[[Trial], str | None
 
 def _small(t: Trial) -> str | None:
     pack, _ = t.result
-    packed = sum(leaf.nbytes for leaf in tree_leaves(pack(torch.ones(1000))) if isinstance(leaf, torch.Tensor))
+    packed = sum(
+        leaf.nbytes
+        for leaf in tree_leaves(pack(torch.ones(1000, dtype=torch.float32)))
+        if isinstance(leaf, torch.Tensor)
+    )
     return None if packed <= 2000 else f"1,000 float32 numbers, 4,000 B, are kept in {packed:,} B"
 
 
@@ -127,7 +131,7 @@ COMPRESS = Exercise(
 
 
 def _no_leak(t: Trial) -> str | None:
-    h = torch.ones(1000, requires_grad=True) * 1
+    h = torch.ones(1000, requires_grad=True, dtype=torch.float32) * 1
     with saved_tensors_hooks(*t.result):
         out = h.exp()
         kept = weakref.ref(out.untyped_storage())
@@ -145,7 +149,7 @@ def _no_leak(t: Trial) -> str | None:
 
 
 def _notices(t: Trial) -> str | None:
-    h = torch.ones(4, requires_grad=True) * 1
+    h = torch.ones(4, requires_grad=True, dtype=torch.float32) * 1
     with saved_tensors_hooks(*t.result):
         out = h * h
     with torch.no_grad():

@@ -247,4 +247,8 @@ def keeps_no_graph(*names: str, hint: str = "") -> Property:
 def _one_storage(a: Any, b: torch.Tensor) -> bool:
     if not isinstance(a, torch.Tensor) or not b.numel():
         return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    if a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
+        return True
+    from helpers.storage import shares_memory  # a second import of one NumPy array has a storage of its own
+
+    return a.layout == torch.strided and shares_memory(a.detach(), b)

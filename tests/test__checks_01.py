@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 
 from helpers.exercises import check
 
@@ -64,3 +65,8 @@ def test_the_stub_is_told_from_a_wrong_answer(name):
         raise NotImplementedError
 
     assert "not written yet" in repr(check(stub, name))
+
+
+def test_a_view_through_numpy_is_a_view():
+    assert check(lambda x, j: torch.from_numpy(x.numpy()[:, j]), "column_view").passed
+    assert "is a view of `part`" in repr(check(lambda part: torch.from_numpy(part.numpy()), "cut_loose"))

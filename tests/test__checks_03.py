@@ -10,6 +10,14 @@ import torch
 
 from helpers.exercises import check
 
+
+def zeroes_afterwards(model):
+    kept = copy.deepcopy(model.state_dict())
+    for value in model.state_dict().values():
+        value.zero_()
+    return kept
+
+
 RIGHT = {
     "snapshot": [lambda t: t.detach().clone(), lambda t: t.clone().detach(), lambda t: t.data.clone()],
     "best_checkpoint": [
@@ -41,6 +49,16 @@ WRONG = [
         "best_checkpoint",
         lambda model: {name: torch.zeros_like(value) for name, value in model.state_dict().items()},
         ["hold the values that the model has", "`0.weight` holds at [0, 1] 0 instead of 1"],
+    ),
+    (
+        "best_checkpoint",
+        lambda model: {n: v.double() for n, v in model.state_dict().items()},
+        ["`0.weight` holds torch.float64 instead of torch.float32"],
+    ),
+    (
+        "best_checkpoint",
+        zeroes_afterwards,
+        ["leave `model` as it was", "`0.weight` of the model was changed, at [0, 1]"],
     ),
     ("ready_to_save", lambda part: part.detach(), ["40,000 B where its elements need 40 B", "A view brings"]),
     (

@@ -705,6 +705,25 @@ def test_check_leaves_the_random_state_and_the_grad_mode():
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("name", EXERCISES)
+def test_inputs_draw_nothing_and_have_their_dtype_whatever_the_default(name):
+    def dtypes():
+        made = [tuple(case.make()) for case in EXERCISES[name].cases]
+        models = [a for args in made for a in args if isinstance(a, torch.nn.Module)]
+        leaves = torch.utils._pytree.tree_leaves(made)
+        return [t.dtype for t in [*leaves, *(t for m in models for t in m.parameters())] if isinstance(t, torch.Tensor)]
+
+    state = torch.random.get_rng_state()
+    check(lambda *args: 1, name)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    usual = dtypes()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert dtypes() == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 # A function that holds and one that fails for each property which chapter 04 does not ask for.
 FLOATS = Case("four floats", lambda: (torch.arange(4.0),))
 GRAD = Case("four floats that require grad", lambda: (torch.arange(4.0).requires_grad_(),))
