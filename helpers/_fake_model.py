@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,41 +100,38 @@ def told(tensors: list[tuple[str, torch.Tensor]]) -> str:
     return ", ".join(f"{name} {shape_text(t.shape)} {dtype_text(t.dtype)}" for name, t in tensors)
 
 
-@contextmanager
-def explained(model: torch.nn.Module, inputs: str) -> Iterator[None]:
-    """Names the inputs in an error of the model's own, and says what to do where the run needs values."""
-    was = _LOG.disabled
-    _LOG.disabled = True  # it prints the whole trace of an error that is about to be told
-    try:
-        yield
-    except Exception as error:
+class Explained:
+    """Notes the inputs on an error of the model's own, and says what to do where the run needs values.
+
+    A class, as a generator would make a RuntimeError of the model's own StopIteration.
+    """
+
+    def __init__(self, model: torch.nn.Module, inputs: str):
+        self.head = f"{type(model).__name__} on {inputs}"
+
+    def __enter__(self) -> None:
+        self._was = _LOG.disabled
+        _LOG.disabled = True  # it prints the whole trace of an error that is about to be told
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        _LOG.disabled = self._was
+        if not isinstance(error, Exception):
+            return
         where = _reader_line(error)
         at = f" at {where}" if where else ""
-        head = f"{type(model).__name__} on {inputs}"
         instead = "Measure a run instead: saved_tensors(lambda: model(x), model)."
         if isinstance(error, _WITHOUT_VALUES):
             raise RuntimeError(
-                f"{head}: its forward depends on the values of a tensor{at} ({error.func}), and a prediction has "
+                f"{self.head}: its forward depends on the values of a tensor{at} ({error.func}), and a prediction has "
                 f"shapes alone. {instead}"
             ) from error
         if isinstance(error, UnsupportedOperatorException):
-            raise RuntimeError(f"{head}: {error.func} has no shape function{at}. {instead}") from error
-        message = f"{head}: {error}{at}"
-        if any(word in str(error) for word in _NO_DATA):
-            message = f"{head}: its forward reads the values of a tensor{at}, which a prediction has not. {instead}"
-        raise _same_kind(error, message) from error
-    finally:
-        _LOG.disabled = was
-
-
-def _same_kind(error: Exception, message: str) -> Exception:
-    """An error of the same class, for code that catches it; some classes take more than a message."""
-    if type(error).__module__ == "builtins":
-        try:
-            return type(error)(message)
-        except TypeError:  # UnicodeDecodeError and its like
-            pass
-    return RuntimeError(message)
+            raise RuntimeError(f"{self.head}: {error.func} has no shape function{at}. {instead}") from error
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_DATA):
+            raise RuntimeError(
+                f"{self.head}: its forward reads the values of a tensor{at}, which a prediction has not. {instead}"
+            ) from error
+        error.add_note(f"predict_saved: {self.head}{at}")
 
 
 def _reader_line(error: BaseException) -> Place | None:

@@ -48,7 +48,7 @@ class Plan:
 
 
 def plans(graph: Graph) -> Iterator[Plan]:
-    """Yields ways to draw ``graph``, whole and in ever fewer boxes; the last has one for the outputs, one for the rest."""
+    """Yields ways to draw ``graph``, whole and in ever fewer boxes; the last has one for outputs, one for the rest."""
     yield _plan(graph, {}, {}, "", absorb=False)
     yield _plan(graph, {}, _leaf_siblings(graph), "Tensors that one operator uses folded", absorb=False)
     if graph.model_name:

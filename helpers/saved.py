@@ -222,7 +222,7 @@ def predict_saved(
     Raises:
         TypeError: if ``model`` or a shape is something else, or the model cannot be copied.
         ValueError: if a lazy module has no shapes yet.
-        RuntimeError: if forward depends on values. The model's own errors keep their class and name the inputs.
+        RuntimeError: if forward depends on values. The model's own errors pass, with a note that names the inputs.
 
     Example:
         >>> saved = predict_saved(torch.nn.Linear(1000, 1000), (10**9, 1000))
@@ -239,7 +239,7 @@ def predict_saved(
     from torch._subclasses.fake_tensor import FakeTensorMode  # two seconds that only a prediction needs
 
     from ._cpu_kernels import CpuKernels
-    from ._fake_model import Twins, explained, told
+    from ._fake_model import Explained, Twins, told
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twins = Twins(mode)
@@ -249,7 +249,7 @@ def predict_saved(
     named |= {name: value for name, value in options.items() if isinstance(value, torch.Tensor)}
     twin = twins.of_model(model)
     kernels, recorder = CpuKernels(twin), Recorder(twin)
-    with explained(model, told(list(named.items())) or "no input"):
+    with Explained(model, told(list(named.items())) or "no input"):
         with mode, kernels, recorder, torch.enable_grad():
             result = twin(*inputs, **options)
         saved = _read(_tensors(result), twin, recorder.notes, named)

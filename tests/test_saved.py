@@ -797,9 +797,13 @@ def test_a_tensor_from_outside_the_model_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda: predict_saved(mlp(4, 2), (2, 3)), RuntimeError, r"Sequential on input \[2, 3\] float32: .*\[2, 3\] X"),
-        (lambda: predict_saved(nn.Embedding(3, 4), (2, 3)), RuntimeError, r"\[2, 3\] float32: .*Long"),
-        (lambda: predict_saved(mlp(4, 2)), TypeError, "no input: .*missing 1 required"),
+        (
+            lambda: predict_saved(mlp(4, 2), (2, 3)),
+            RuntimeError,
+            r"(?s)\[2, 3\] X.*Sequential on input \[2, 3\] float32",
+        ),
+        (lambda: predict_saved(nn.Embedding(3, 4), (2, 3)), RuntimeError, r"(?s)Long.*on input \[2, 3\] float32"),
+        (lambda: predict_saved(mlp(4, 2)), TypeError, "(?s)missing 1 required.*Sequential on no input"),
         (lambda: predict_saved(mlp(4, 2), 2, 4), TypeError, r"got 2; give each input one shape"),
         (lambda: predict_saved(mlp(4, 2), (2, -4)), TypeError, r"got \(2, -4\)"),
         (lambda: predict_saved(mlp(4, 2), "24"), TypeError, "got '24'"),
@@ -882,3 +886,21 @@ def test_the_same_words_in_every_process():
     words, again = (process.communicate()[0] for process in running)
     assert words == again
     assert "layers.1" in words and not re.search(r"0x[0-9a-f]{6,}", words) and root not in words
+
+
+class _OfTheReader(Exception):
+    def __init__(self, code, detail):
+        super().__init__(code, detail)
+        self.code = code
+
+
+@pytest.mark.parametrize("error", [_OfTheReader(7, "no"), StopIteration("end"), ValueError("tolist() of mine")])
+def test_an_error_of_the_model_is_passed_on_with_a_note(error):
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        predict_saved(Raises(), (2, 3))
+    assert caught.value is error
+    assert "Raises on input [2, 3] float32 at " in error.__notes__[0]
