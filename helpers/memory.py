@@ -7,6 +7,9 @@ the boundaries between operators, and the same on CPU, CUDA and meta. Not seen a
 - memory that is not a tensor's (yet): a bare ``UntypedStorage``, a generator's state, the insides of MKL-DNN tensors;
 - memory that PyTorch only borrows: NumPy's, a mapped file's (if not by ``torch.load(mmap=True)``), another process's.
 
+From `MemoryTracker.track` to the end of the block ``torch.utils.swap_tensors`` refuses tensors that are watched, for
+weak references to them are kept: leaves that are tracked, and what the last operators returned.
+
 Bytes of all devices are added up, those of meta tensors too, on which some of PyTorch (``torch.func.jvp``) works out
 shapes. A function of ``torch.compile`` runs uncompiled under any dispatch mode, this one too, and stays uncompiled
 until ``torch._dynamo.reset()``. And under any dispatch mode autograd adds gradients that meet at one node out of place,

@@ -425,6 +425,23 @@ def test_source_lines_cannot_become_markup():
     assert {"a < b & c", "</svg>", "x[i<j] & '\"'"} <= set(Drawn(svg).words)
 
 
+def test_control_characters_and_lone_surrogates_are_left_out(clock, shown):
+    junk = "".join(map(chr, (*range(0x20), 0xD800, 0xDFFF, 0xFFFE, 0xFFFF)))
+    name = f"for{junk}ward é 😀"
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker, title=f"all{junk} of it") as plot, tracker.phase(name):
+        clock.now += 1
+        kept = torch.zeros(KIB)
+    drawn = Drawn(plot.picture.svg)
+    assert "all\t\n\n of it" in drawn.words, "a carriage return is read as the end of a line"
+    assert "for\t\n\nward é 😀" in drawn.words
+    for bundle in shown:
+        for text in bundle.values():
+            assert not set(text) & set(junk) - set("\t\n\r")
+            text.encode()  # which is how it leaves the kernel
+    assert "in for\t\n\rward é 😀" in draw_memory(tracker).alt
+    del kept
+
+
 def test_bands_are_stacked_to_the_total(step):
     drawn = Drawn(draw_memory(step).svg)
     present = [g for g in GROUPS if any(e.groups[g] for e in step.timeline) or g in ("parameters", "other")]
