@@ -6,6 +6,8 @@ import doctest
 import gc
 import random
 import re
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -469,8 +471,15 @@ def test_state_comes_back_after_an_error(monkeypatch):
     assert torch.equal(before, torch.random.get_rng_state()) and torch.is_grad_enabled()
 
 
-def test_the_catalogue_does_not_freeze_the_backends(atlas):
-    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark  # PyTorch's test tools forbid this once imported
+def test_the_catalogue_does_not_freeze_the_backends():
+    # PyTorch's test tools forbid to set a flag once they are imported, for good; so each in a process of its own.
+    setting = "import torch; torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark"
+    for loading, frozen in (
+        ("from helpers.atlas import load_catalogue; load_catalogue()", False),
+        ("import torch.testing._internal.common_methods_invocations", True),  # the control
+    ):
+        done = subprocess.run([sys.executable, "-c", f"{loading}; {setting}"], capture_output=True, text=True)
+        assert (done.returncode != 0) == frozen, done.stderr
 
 
 def test_two_runs_say_the_same():

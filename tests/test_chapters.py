@@ -122,7 +122,9 @@ def exercise_problems(exercises: list[Exercise], report: dict) -> list[str]:
         elif report["solved"].get(name, [None])[0] != "passed":
             said.append(f"{name}: the chapter's own solution does not pass: {report['solved'].get(name)}")
         verdict, text = report["untouched"][name]
-        if verdict != "not written yet" or not text.startswith(f"{name}: not written yet. It should "):
+        # A stub is either empty, or a program with planted bugs, which must not pass as it stands.
+        expected = "not written yet" if "NotImplementedError" in exercise.stub else "not there yet"
+        if verdict != expected or not text.startswith(f"{name}: {expected}."):
             said.append(f"{name}: untouched, it is called {verdict!r}: {text}")
         hints = [summary for summary in exercise.folded if summary.startswith("Hint ")]
         if len(hints) != 2:
