@@ -73,11 +73,28 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return storage.device.type != "meta" and storage.nbytes() > 0
 
 
+def lacks_address(part: torch.Tensor) -> bool:
+    """Whether a strided tensor with elements does not tell where they lie: in ``torch.func``, or a fake tensor."""
+    if part.layout is not torch.strided or not part.numel():
+        return False
+    try:
+        return part.untyped_storage().device.type == "meta" != part.device.type
+    except (NotImplementedError, RuntimeError):
+        return True
+
+
+def no_address(thing: Any, role: str) -> TypeError:
+    return TypeError(
+        f"{role} is {_article(type(thing).__name__)} of layout {thing.layout}, whose memory has no address: "
+        "pass x.to_dense() for an MKL-DNN tensor, and ask outside of torch.func's grad and vmap and of FakeTensorMode"
+    )
+
+
 def regions_of(thing: torch.Tensor | np.ndarray, role: str) -> list[Region]:
     """What ``thing`` reaches; nothing for an empty or meta tensor.
 
     Raises:
-        TypeError: the memory cannot be addressed from Python (MKL-DNN tensors, those inside ``torch.func``).
+        TypeError: the memory cannot be addressed from Python (MKL-DNN and fake tensors, those in ``torch.func``).
     """
     if isinstance(thing, np.ndarray):
         address = thing.__array_interface__["data"][0]
@@ -86,6 +103,8 @@ def regions_of(thing: torch.Tensor | np.ndarray, role: str) -> list[Region]:
     for part in parts_of(thing):
         if not part.numel():
             continue
+        if lacks_address(part):
+            raise no_address(thing, role)
         try:
             if not has_memory(part):
                 continue
@@ -93,10 +112,7 @@ def regions_of(thing: torch.Tensor | np.ndarray, role: str) -> list[Region]:
             address = start_of(part) + part.storage_offset() * size
             strides = tuple(step * size for step in part.stride())
         except (NotImplementedError, RuntimeError) as error:
-            raise TypeError(
-                f"{role} is {_article(type(thing).__name__)} of layout {thing.layout}, whose memory has no address: "
-                "pass x.to_dense() for an MKL-DNN tensor, and ask outside of torch.func's grad and vmap"
-            ) from error
+            raise no_address(thing, role) from error
         found.append(Region(str(part.device), address, size, tuple(part.shape), strides))
     return found
 

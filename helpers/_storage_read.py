@@ -17,6 +17,7 @@ from ._storage_cells import Drawing, Row, Strip, compare
 
 MAX_ROWS = 12
 MAX_CELLS = 1_000_000
+MAX_DIMENSIONS = 63  # NumPy has 64, and one counts the cells of an element
 
 
 def read(things: dict[str, Any], before: Any = None) -> Drawing:
@@ -50,7 +51,13 @@ def read(things: dict[str, Any], before: Any = None) -> Drawing:
 
 
 def _drawable(name: str, thing: Any) -> None:
-    size = math.prod(n for n, s in zip(thing.shape, _strides(name, thing)) if s)
+    strides = _strides(name, thing)  # first, as a nested tensor has no shape
+    if len(strides) > MAX_DIMENSIONS:
+        raise ValueError(
+            f"{name} has {len(strides)} dimensions and at most {MAX_DIMENSIONS} can be drawn: draw {name}.squeeze(), "
+            "without those of size 1"
+        )
+    size = math.prod(n for n, s in zip(thing.shape, strides) if s)
     if size > MAX_CELLS:
         raise ValueError(
             f"{name} has {size:,} elements and at most {MAX_CELLS:,} can be drawn, as the picture keeps a copy of the "
@@ -63,7 +70,11 @@ def _strides(name: str, thing: Any) -> tuple[int, ...]:
         if thing.dtype.hasobject or thing.dtype.fields:
             raise TypeError(f"{name} is an array of {thing.dtype}, not of numbers: draw one of its fields, or a copy")
         return thing.strides
-    if thing.layout is not torch.strided or thing.is_nested:
+    if thing.layout is torch._mkldnn:
+        raise TypeError(f"{name} has the layout {thing.layout}, whose memory has no address: draw {name}.to_dense()")
+    if thing.is_nested and thing.layout is torch.strided:
+        raise TypeError(f"{name} is a nested tensor, which has no one shape: draw its parts, {name}.unbind()")
+    if thing.layout is not torch.strided:
         raise TypeError(
             f"{name} has the layout {thing.layout}, whose elements are in several storages: draw its parts, such as "
             f"{name}.values() and {name}.indices()"
@@ -74,6 +85,13 @@ def _strides(name: str, thing: Any) -> tuple[int, ...]:
         memory = False
     if not memory or (thing.device.type == "meta"):
         raise TypeError(f"{name} has no memory that could be drawn (device {thing.device}): draw a tensor with values")
+    last = thing.storage_offset() + sum((n - 1) * s for n, s in zip(thing.shape, thing.stride()))
+    needed, there = (last + 1) * thing.element_size(), thing.untyped_storage().nbytes()
+    if thing.numel() and needed > there:
+        raise ValueError(
+            f"{name} reads up to byte {needed:,} of a storage that has {there:,} bytes: a part was freed, as by "
+            "untyped_storage().resize_(); draw it before, or a slice that is still there"
+        )
     return thing.stride()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ._autograd import storages_of
 from ._memory_map import LENT, LENT_NOTE, Memory, Seen, look, named_things
-from ._overlap import checked, overlap, regions_of
+from ._overlap import checked, lacks_address, no_address, overlap, parts_of, regions_of
 from .display import Picture, Table, exact_bytes
 
 __all__ = ["Cards", "describe", "draw_storage", "same_storage", "shares_memory", "shares_version_counter"]
@@ -35,15 +35,17 @@ def same_storage(a: torch.Tensor | np.ndarray, b: torch.Tensor | np.ndarray) -> 
         (True, False)
 
     Raises:
-        TypeError: one of them is neither a tensor nor an array.
+        TypeError: one of them is neither a tensor nor an array, or is a fake tensor or one inside ``torch.func``.
     """
-    ours, theirs = ({s._cdata for s in _live_storages(checked(t, r))} for t, r in ((a, "a"), (b, "b")))
+    ours, theirs = ({s._cdata for s in _live_storages(checked(t, r), r)} for t, r in ((a, "a"), (b, "b")))
     return not ours.isdisjoint(theirs)
 
 
-def _live_storages(thing: torch.Tensor | np.ndarray) -> list[torch.UntypedStorage]:
+def _live_storages(thing: torch.Tensor | np.ndarray, role: str) -> list[torch.UntypedStorage]:
     if isinstance(thing, np.ndarray) or not thing.numel():
         return []
+    if any(map(lacks_address, parts_of(thing))):
+        raise no_address(thing, role)
     return [s for s in storages_of(thing) if s.device.type != "meta" and s.nbytes()]
 
 
@@ -202,12 +204,14 @@ def _storage(seen: Seen) -> str:
         return ", ".join(map(told, seen.memories))
     if isinstance(seen.thing, torch.Tensor) and seen.thing.device.type == "meta":
         return "none (meta)"
-    return "none (opaque)" if _opaque(seen.thing) else "none (empty)"
+    if isinstance(seen.thing, torch.Tensor) and _opaque(seen.thing):
+        return "none (no address here)" if lacks_address(seen.thing) else "none (opaque)"
+    return "none (empty)"
 
 
 def _opaque(thing: Any) -> bool:
-    """Memory that no storage stands for."""
-    return isinstance(thing, torch.Tensor) and thing.layout is torch._mkldnn
+    """Memory that no storage stands for, at least not one that could be asked here."""
+    return isinstance(thing, torch.Tensor) and (thing.layout is torch._mkldnn or lacks_address(thing))
 
 
 def _shown(value: Any) -> str:
@@ -249,7 +253,7 @@ def draw_storage(
 
     Raises:
         TypeError: one of them is neither a tensor nor an array, or has no cells of its own (meta, sparse).
-        ValueError: there is more than can be drawn.
+        ValueError: there is more than can be drawn, or a storage is too short for its tensor.
     """
     from ._storage_picture import picture
     from ._storage_read import read

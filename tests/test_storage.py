@@ -271,6 +271,9 @@ def test_what_has_no_address_is_refused_and_never_guessed():
     def inside(v):
         with pytest.raises(TypeError, match=r"ask outside of torch\.func"):
             shares_memory(v, v)
+        with pytest.raises(TypeError, match=r"ask outside of torch\.func"):
+            same_storage(v, v)
+        assert describe(v).facts["t1"]["storage"] == "none (no address here)"
         asked.append(v)
         return v.sum()
 
@@ -278,7 +281,10 @@ def test_what_has_no_address_is_refused_and_never_guessed():
     assert asked
     with FakeTensorMode():
         fake = torch.ones(3)
-        assert not shares_memory(fake, fake) and not same_storage(fake, fake[1:])
+    for ask in (shares_memory, same_storage):
+        with pytest.raises(TypeError, match=r"a is a FakeTensor .*FakeTensorMode"):
+            ask(fake, fake)
+    assert describe(fake).facts["t1"]["storage"] == "none (no address here)"
 
 
 def test_equal_addresses_on_two_devices_are_two_places():
@@ -989,3 +995,20 @@ def test_a_quantised_tensor_is_drawn_with_its_bits_and_does_not_end_the_process(
     )
     assert done.returncode == 0, done.stderr
     assert ">03<" in done.stdout
+
+
+def test_what_cannot_be_drawn_says_so_in_words():
+    freed = torch.arange(8.0)
+    last = freed[4:]
+    freed.untyped_storage().resize_(12)
+    for x in (freed, last):
+        with pytest.raises(ValueError, match="x reads up to byte 32 of a storage that has 12 bytes"):
+            draw_storage(x=x)
+    assert draw_storage(x=freed[:3])
+    with pytest.raises(TypeError, match=r"n is a nested tensor.*n\.unbind\(\)"):
+        draw_storage(n=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    with pytest.raises(TypeError, match=r"m has the layout torch\._mkldnn.*m\.to_dense\(\)"):
+        draw_storage(m=torch.ones(2).to_mkldnn())
+    with pytest.raises(ValueError, match=r"x has 66 dimensions and at most 63 can be drawn: draw x\.squeeze"):
+        draw_storage(x=torch.ones((1,) * 66))
+    assert draw_storage(x=torch.ones((1,) * 63))
