@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from helpers._predict_card import BOX, prose
-from helpers._properties import Property, Trial, describe, first_freed
+from helpers._properties import Property, Trial, describe, first_freed, message_of
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _ask(p: Property, trial: Trial) -> tuple[str | None, str]:
         seen = p.test(trial)
         return seen, "" if seen is None else p.hint_for(trial)
     except Exception as error:  # of what the reader returned; a traceback through the helpers would say nothing
-        text = str(error).partition("\n")[0]
+        text = message_of(error).partition("\n")[0]
         what = f"{type(error).__name__}: {text}" if text else type(error).__name__
         return f"it returned {describe(trial.result)}, and to look at that raised {what}", ""
 
@@ -219,7 +219,8 @@ def third_person(says: str) -> str:
 
 def what_went_wrong(error: BaseException, fn: Callable) -> str:
     """Returns type, message and, where it is known, the line of ``fn``'s own file in which ``error`` arose."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = message_of(error)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     own = getattr(getattr(fn, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     if not lines:

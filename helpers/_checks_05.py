@@ -12,6 +12,7 @@ from helpers._properties import (
     Trial,
     difference,
     leaves_alone,
+    message_of,
     returns_tensor,
     right_shape,
     right_values,
@@ -33,7 +34,7 @@ def right_gradient(*names: str, hint: str = "") -> Property:
                 t.result.sum(), [t.args[n] for n in names], allow_unused=True, retain_graph=True
             )
         except RuntimeError as error:
-            return f"backward raised RuntimeError: {str(error).split(':')[0]}"
+            return f"backward raised RuntimeError: {message_of(error).split(':')[0]}"
         for name, gradient in zip(names, found, strict=True):
             if gradient is None:
                 return f"no gradient reaches `{name}`"

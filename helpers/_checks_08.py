@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from helpers._checks import Case, Exercise
-from helpers._properties import Property, Trial, describe, difference
+from helpers._properties import Property, Trial, describe, difference, message_of
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def _gradients(loose: bool, twice: bool = False) -> Callable[[Trial], str | None
                 try:
                     found = _gradient(make, dtype, t.result, twice)
                 except Exception as error:  # whatever the reader's hooks raise belongs on the card
-                    return f"{name} in {dtype}: {type(error).__name__}: {str(error).splitlines()[0][:90]}"
+                    return f"{name} in {dtype}: {type(error).__name__}: {message_of(error).partition(chr(10))[0][:90]}"
                 near = torch.allclose(found, wanted, rtol=2e-2, atol=1e-2) if loose else torch.equal(found, wanted)
                 if not near:
                     return (

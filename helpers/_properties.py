@@ -61,6 +61,14 @@ def describe(value: Any) -> str:
     return "nothing (`None`)" if value is None else f"a {type(value).__name__}"
 
 
+def message_of(error: BaseException) -> str:
+    """Returns what ``error`` says, ``""`` where it says nothing or cannot even be asked."""
+    try:
+        return str(error)
+    except Exception:  # a `__str__` of the reader's that raises would hide the error it belongs to
+        return ""
+
+
 def difference(seen: torch.Tensor, wanted: torch.Tensor) -> str | None:
     """Returns the first value in which two tensors of one shape differ, in words, or None. Rounding is forgiven."""
     if freed(seen):  # to read it would be the end of the kernel

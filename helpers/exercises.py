@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from helpers import _predict_card
@@ -61,12 +62,14 @@ def predict(
         height: px to keep free for what `run` shows, so that nothing below moves when it appears.
 
     Returns:
-        A `Prediction`. As the last value of a cell it shows its card.
+        A `Prediction`. As the last value of a cell it shows its card. The latest one under each question is kept as
+        long as the kernel runs, so that `progress` can count it, and with it `run` and whatever its closure holds: a
+        large tensor that only `run` uses is best made inside it.
 
     Raises:
-        TypeError: `run`, ``key``, ``options`` or ``question`` is not of the kind above.
-        ValueError: fewer than two options, one twice, None as one, or one without a sentence of its own; a ``why`` for
-            what is no option, or which repeats the belief of an option.
+        TypeError: `run`, ``key``, ``options``, ``question``, ``unit`` or ``code`` is not of the kind above.
+        ValueError: fewer than two options, one twice, None or NaN as one, or one without a sentence of its own; a
+            ``why`` for what is no option, or which repeats the belief of an option.
 
     Example:
         >>> import torch
@@ -95,6 +98,11 @@ def predict(
                 f"{name}: expected a function, got {function!r}. The code must run after the reader's answer, "
                 f"so pass it uncalled: {name}=lambda{'' if name == 'run' else ' result'}: ..."
             )
+    for name, text, kind in (("unit", unit, "a string, '' for mere numbers"), ("code", code, "a string or None")):
+        if not isinstance(text, str) and not (name == "code" and text is None):
+            raise TypeError(f"{name}: expected {kind}, got {text!r}")
+    if isinstance(why, Mapping):
+        why = {_plain_option(option): sentence for option, sentence in why.items()}
     told_by_outcome = isinstance(options, Mapping) and isinstance(why, Mapping)
     answers = _read_options(options, why)
     prediction = Prediction(question, *answers, run, why, key, unit, code, height, told_by_outcome)
@@ -106,11 +114,11 @@ def _read_options(options: Any, why: Any) -> tuple[list[Any], list[str]]:
     if not (why is None or isinstance(why, (Mapping, str)) or callable(why)):
         raise TypeError(f"why: expected a sentence, a function that makes one, or a mapping of options, got {why!r}")
     if isinstance(options, Mapping):
-        answers, sentences = list(options), list(options.values())
+        answers, sentences = list(map(_plain_option, options)), list(options.values())
         if isinstance(why, Mapping):
             _check_outcomes(why, answers, sentences)
     elif isinstance(options, Sequence) and not isinstance(options, (str, bytes)):
-        answers = list(options)
+        answers = list(map(_plain_option, options))
         if why is not None and not isinstance(why, Mapping):
             why = None  # a sentence about the result, which says nothing of any option
         _check_keys(why or {}, answers)
@@ -124,6 +132,11 @@ def _read_options(options: Any, why: Any) -> tuple[list[Any], list[str]]:
     for i, (answer, sentence) in enumerate(zip(answers, sentences, strict=True)):
         if answer is None:
             raise ValueError("None means 'not answered yet' and cannot be an option: use the string 'None'")
+        if isinstance(answer, float) and math.isnan(answer):
+            raise ValueError(
+                "NaN equals nothing, not even itself, so no result could be this option: use the string 'nan', and let "
+                "run return it"
+            )
         if any(_same(answer, other) for other in answers[:i]):
             raise ValueError(f"the option {answer!r} is there twice: {answers!r}")
         if not isinstance(sentence, str) or not sentence.strip():
@@ -154,13 +167,39 @@ def _check_outcomes(why: Mapping[Any, Any], answers: list[Any], beliefs: list[An
             )
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, rounding: float = 1e-9) -> bool:
     """Whether two answers are the same: True is not 1, and floats need not agree to the last bit."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, numbers.Real) and isinstance(b, numbers.Real):
-        return a == b or (float in (type(a), type(b)) and math.isclose(a, b, rel_tol=1e-9))
+        return a == b or (float in (type(a), type(b)) and math.isclose(a, b, rel_tol=rounding))
     return type(a) is type(b) and bool(a == b)
+
+
+def _match(options: Sequence[Any], measured: Any, rounding: float) -> Any:
+    """Returns the option that was measured, None if there is none; a float may be as far off as its dtype rounds."""
+    exact = next((o for o in options if _same(o, measured)), None)
+    if exact is not None or not isinstance(measured, float):
+        return exact
+    near = [o for o in options if isinstance(o, float) and _same(o, measured, rounding)]
+    return min(near, key=lambda o: abs(o - measured), default=None)
+
+
+def _rounding(value: Any) -> float:
+    """How far, in proportion, a value of this dtype may be from the number it stands for."""
+    name = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return {"float32": 1e-6, "float16": 1e-2, "bfloat16": 1e-2}.get(name, 1e-9)
+
+
+def _plain_option(value: Any) -> Any:
+    """Returns an option as `_plain` returns a result, so that the two can meet."""
+    if isinstance(value, torch.Size):
+        return tuple(value)
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        if value.ndim:
+            raise TypeError(f"options: expected single values, got a {type(value).__name__} of {tuple(value.shape)}")
+        return value.item()
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -219,6 +258,7 @@ class Prediction:
             ValueError: ``option`` is not one of the options.
             Exception: whatever the code raises. Under the button it is shown in the card instead.
         """
+        option = _plain_option(option)
         answer = next((o for o in self.options if _same(o, option)), None)
         if answer is None:
             raise ValueError(f"{option!r} is not one of the options; choose one of {list(self.options)!r}")
@@ -234,7 +274,8 @@ class Prediction:
             self._card.busy()
         try:
             result = self.run()
-            measured = _plain(result if self.key is None else self.key(result))
+            value = result if self.key is None else self.key(result)
+            measured, rounding = _plain(value), _rounding(value)
             note = self.why(result) if callable(self.why) else self.why or ""
             if not isinstance(note, str):
                 raise TypeError(f"why must return a sentence about the result, it returned {note!r}")
@@ -245,15 +286,15 @@ class Prediction:
             raise
         else:
             self.note = note
-            self._judge(measured)
+            self._judge(measured, rounding)
         finally:
             if self._card is not None:
                 self._card.refresh()
         return self
 
-    def _judge(self, measured: Any) -> None:
+    def _judge(self, measured: Any, rounding: float) -> None:
         self.measured = measured
-        self.outcome = next((o for o in self.options if _same(o, measured)), None)
+        self.outcome = _match(self.options, measured, rounding)
         self.note = self.note or self.outcomes.get(self.outcome)
         self.right = None if self.answer is None else self.outcome is not None and _same(self.answer, self.outcome)
         if self.outcome is None:
@@ -337,7 +378,7 @@ def check(fn: Callable, name: str | None = None) -> CheckResult:
         function raises is reported in it, not raised.
 
     Raises:
-        TypeError: ``fn`` is not a function (the result of a call, say).
+        TypeError: ``fn`` is not a function (the result of a call, say), or ``name`` no string.
         ValueError: there is no exercise of that name.
 
     Example:
@@ -349,6 +390,11 @@ def check(fn: Callable, name: str | None = None) -> CheckResult:
     if not callable(fn):
         raise TypeError(
             f"check: expected the function itself, got a {type(fn).__name__}: write check(name), not check(name(x))"
+        )
+    if not (name is None or isinstance(name, str)):
+        raise TypeError(
+            f"check: expected the exercise's name as a string, got {name!r}: write check(fn, 'cut_loose'), or "
+            "check(fn) where the function has the exercise's name"
         )
     name = name or getattr(fn, "__name__", "")
     if name not in EXERCISES:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -107,6 +108,11 @@ def test_true_is_not_one():
         ({torch.float32: "a", torch.float64: "b"}, torch.zeros(1).dtype, "torch.float32"),
         ({True: "a", False: "b"}, torch.tensor(1) == torch.tensor(1), "True"),
         ({4: "a", 8: "b"}, torch.tensor(8).numpy(), "8 B"),
+        ({0.1: "a", 2.5: "b"}, torch.tensor(0.1, dtype=torch.float32), "0.1"),
+        ({0.3: "a", 2.5: "b"}, torch.tensor(0.3, dtype=torch.bfloat16), "0.3"),
+        ({1.0: "a", 1.004: "b"}, torch.tensor(1.004, dtype=torch.float16), "1.004"),
+        ({np.True_: "a", np.False_: "b"}, True, "True"),
+        ({torch.Size([2, 3]): "a", torch.Size([3, 2]): "b"}, (2, 3), "(2, 3)"),
         ({400_000_000: "a", 0: "b"}, 400_000_000, "400,000,000 B (381.47 MiB)"),
     ],
 )
@@ -114,6 +120,37 @@ def test_what_counts_as_the_same(options, measured, label):
     p = predict("Which?", options, run=lambda: measured).show()
     assert p.outcome is not None
     assert f"Measured: {label}." in repr(p)
+
+
+def test_what_is_another_number_in_its_dtype_stays_no_option():
+    for measured in (torch.tensor(0.1001), torch.tensor(0.1, dtype=torch.float16).double(), 0.1000001):
+        assert predict("Which?", {0.1: "a", 2.5: "b"}, lambda m=measured: m).show().outcome is None
+    assert predict("Which?", {1_000_000: "a", 0: "b"}, lambda: torch.tensor(1_000_001.0)).show().outcome is None
+    assert predict("Which?", {np.True_: "a", False: "b"}, lambda: True).commit(np.True_).right
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_printed_does_not_hide():
+    def mute(*args):
+        raise Mute
+
+    p = ask()
+    p.run = mute
+    with pytest.raises(Mute):
+        p.commit(0)
+    assert p.error.startswith("Mute (line ")
+    assert "Seen: Mute (line " in repr(check(mute, "relu_without_growth"))
+    assert "float32: Mute" in repr(check(lambda: (lambda t: t, mute), "safe_hooks"))
+
+
+@pytest.mark.parametrize("name", [3, ["a"]])
+def test_check_wants_the_name_as_a_string(name):
+    with pytest.raises(TypeError, match="expected the exercise's name as a string, got"):
+        check(copied, name)
 
 
 def test_unit():
@@ -207,6 +244,11 @@ def test_commit_of_something_else_names_the_options():
         ({"options": {0: "a", 1: "b"}, "why": {2: "c"}}, ValueError, "2, which is not one of the options"),
         ({"options": {0: "a", 1: "b"}, "why": {0: " "}}, ValueError, "expected a sentence for 0"),
         ({"options": {True: "a", False: "b"}, "why": {1: "c"}}, ValueError, "1, which is not one of the options"),
+        ({"options": {float("nan"): "a", 1: "b"}}, ValueError, "NaN equals nothing"),
+        ({"options": [torch.tensor(float("nan")), 1], "why": {1: "b"}}, ValueError, "NaN equals nothing"),
+        ({"options": [torch.zeros(2), 1], "why": {1: "b"}}, TypeError, "expected single values, got a Tensor of (2,)"),
+        ({"unit": None}, TypeError, "unit: expected a string"),
+        ({"code": 3}, TypeError, "code: expected a string or None, got 3"),
         ({"why": 7}, TypeError, "why: expected a sentence"),
         ({"options": {1: "a", "1 B": "b"}}, ValueError, "read the same"),
     ],
