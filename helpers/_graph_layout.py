@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers._graph_fold import GraphNode, Plan, plans
-from helpers._graph_records import Graph
+from helpers._graph_records import Graph, in_xml
 from helpers.display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, text_width
 
 RENDERERS = ("auto", "dot", "graphviz-pure", "text")
@@ -149,7 +149,7 @@ def dot_source(plan: Plan) -> str:
     ]
     for node in plan.nodes:
         rows = [row for line in node.lines for row in _wrapped(line)]
-        label = "\\n".join(row.replace("\\", "\\\\").replace('"', '\\"') for row in rows)
+        label = "\\n".join(in_xml(row).replace("\\", "\\\\").replace('"', '\\"') for row in rows)
         kind = "leaf" if node.kind == "group" and not node.operators else node.kind
         colours = f'fillcolor="{_FILLS[kind]}" color="{_STROKES[kind]}"'
         lines.append(f'  "{node.id}" [label="{label}" {colours} {_STYLES[node.kind]}]')
@@ -158,7 +158,7 @@ def dot_source(plan: Plan) -> str:
     for edge, times in Counter(plan.edges).items():
         # Spaces around a label keep it off its line.
         if edge.kind == "saved":
-            label = f' label="  {edge.label}   "' if edge.label else ""
+            label = f' label="  {in_xml(edge.label)}   "' if edge.label else ""
             look = f' [style=dashed color="{stroke}" fontcolor="{_SAVED_INK}" arrowhead=dot arrowsize=0.5{label}]'
         else:
             # Operators in a straight line down the page: without the weight the drawing drifts and gets a third wider.
@@ -265,7 +265,7 @@ def _frame(width: float, height: float, content: list[str]) -> str:
 
 def _lines(rows: list[str], y: float, size: float, leading: float, extra: str = "") -> list[str]:
     return [
-        f'<text x="{_MARGIN}" y="{y + i * leading:.1f}" font-size="{size}"{extra}>{html.escape(row)}</text>'
+        f'<text x="{_MARGIN}" y="{y + i * leading:.1f}" font-size="{size}"{extra}>{html.escape(in_xml(row))}</text>'
         for i, row in enumerate(rows)
     ]
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ._graph_records import in_xml
 from ._storage_cells import Row, Strip
 from ._storage_layout import chosen, short, with_gaps
 from .display import INK, SHARED, WRITTEN, text_width
@@ -35,7 +36,9 @@ def box(x: float, y: float, w: float, h: float, state: str) -> str:
 
 
 def label(x: float, y: float, words: str, *, anchor: str = "middle", extra: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{html.escape(words, quote=False)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{html.escape(in_xml(words), quote=False)}</text>'
+    )
 
 
 def written(x: float, y: float, h: float, old: str, new: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ._blame import nodes_under
+from ._graph_records import in_xml
 from .display import FONT, INK, MAX_WIDTH, PAPER, SHARED, Picture, Table, clip
 from .storage import shares_memory, shares_version_counter
 
@@ -222,4 +223,4 @@ def _at(x: float, y: int, text: str) -> str:
 
 
 def _text(text: str) -> str:
-    return html.escape(text, quote=False)
+    return html.escape(in_xml(text), quote=False)

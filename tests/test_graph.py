@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import weakref
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -567,3 +568,11 @@ def test_any_number_of_outputs_fits_into_any_limit(kind, many, renderer, monkeyp
         ids = {node.id for node in picture.nodes}
         assert len(ids) == len(picture.nodes) <= most
         assert all({edge.source, edge.target} <= ids for edge in picture.edges)
+
+
+@pytest.mark.parametrize("renderer", ["text", "auto"])
+def test_what_xml_cannot_write_is_left_out_of_names(renderer, monkeypatch):
+    monkeypatch.setenv("TENSOR_LAB_RENDERER", renderer)
+    x = leaf(2)
+    picture = draw_graph(x.exp(), names={"a\x00\x1b\x0bb\ud800\uffff": x})
+    assert "ab" in "".join(ElementTree.fromstring(picture.svg).itertext())

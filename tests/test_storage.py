@@ -1012,3 +1012,8 @@ def test_what_cannot_be_drawn_says_so_in_words():
     with pytest.raises(ValueError, match=r"x has 66 dimensions and at most 63 can be drawn: draw x\.squeeze"):
         draw_storage(x=torch.ones((1,) * 66))
     assert draw_storage(x=torch.ones((1,) * 63))
+
+
+def test_what_xml_cannot_write_is_left_out_of_names():
+    name = "a\x00\x1b\x0bb\ud800\uffff"
+    assert "ab" in "".join(ET.fromstring(draw_storage(**{name: torch.ones(2)}).svg).itertext())
