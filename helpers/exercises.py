@@ -8,17 +8,14 @@ did. What was answered and passed lives in the running kernel alone; nothing is 
 from __future__ import annotations
 
 import difflib
-import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-import torch
-
 from helpers import _predict_card
 from helpers._checks import CheckResult, Exercise, what_went_wrong
+from helpers._predict_options import match_option, plain, plain_option, read_options, rounding_of, same
 from helpers.display import Table, exact_bytes, in_notebook, round_bytes
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -102,120 +99,12 @@ def predict(
         if not isinstance(text, str) and not (name == "code" and text is None):
             raise TypeError(f"{name}: expected {kind}, got {text!r}")
     if isinstance(why, Mapping):
-        why = {_plain_option(option): sentence for option, sentence in why.items()}
+        why = {plain_option(option): sentence for option, sentence in why.items()}
     told_by_outcome = isinstance(options, Mapping) and isinstance(why, Mapping)
-    answers = _read_options(options, why)
+    answers = read_options(options, why)
     prediction = Prediction(question, *answers, run, why, key, unit, code, height, told_by_outcome)
     _predictions[question] = prediction
     return prediction
-
-
-def _read_options(options: Any, why: Any) -> tuple[list[Any], list[str]]:
-    if not (why is None or isinstance(why, (Mapping, str)) or callable(why)):
-        raise TypeError(f"why: expected a sentence, a function that makes one, or a mapping of options, got {why!r}")
-    if isinstance(options, Mapping):
-        answers, sentences = list(map(_plain_option, options)), list(options.values())
-        if isinstance(why, Mapping):
-            _check_outcomes(why, answers, sentences)
-    elif isinstance(options, Sequence) and not isinstance(options, (str, bytes)):
-        answers = list(map(_plain_option, options))
-        if why is not None and not isinstance(why, Mapping):
-            why = None  # a sentence about the result, which says nothing of any option
-        _check_keys(why or {}, answers)
-        sentences = [next((s for a, s in (why or {}).items() if _same(a, option)), None) for option in answers]
-    else:
-        raise TypeError(
-            f"options: expected a mapping of answers to sentences, or a list of answers, got {type(options).__name__}"
-        )
-    if len(answers) < 2:
-        raise ValueError(f"a prediction needs at least two options to choose from, got {answers!r}")
-    for i, (answer, sentence) in enumerate(zip(answers, sentences, strict=True)):
-        if answer is None:
-            raise ValueError("None means 'not answered yet' and cannot be an option: use the string 'None'")
-        if isinstance(answer, float) and math.isnan(answer):
-            raise ValueError(
-                "NaN equals nothing, not even itself, so no result could be this option: use the string 'nan', and let "
-                "run return it"
-            )
-        if any(_same(answer, other) for other in answers[:i]):
-            raise ValueError(f"the option {answer!r} is there twice: {answers!r}")
-        if not isinstance(sentence, str) or not sentence.strip():
-            raise ValueError(
-                f"the option {answer!r} has no sentence for the belief behind choosing it wrongly. Each needs one, "
-                "since which one is right is only known after measuring: options={option: sentence, ...}"
-            )
-        if sentence in sentences[:i]:
-            raise ValueError(f"the option {answer!r} shares its sentence with another; give each belief its own")
-    return answers, sentences
-
-
-def _check_keys(why: Mapping[Any, Any], answers: list[Any]) -> None:
-    extra = [a for a in why if not any(_same(a, b) for b in answers)]
-    if extra:
-        raise ValueError(f"why has a sentence for {extra[0]!r}, which is not one of the options {answers!r}")
-
-
-def _check_outcomes(why: Mapping[Any, Any], answers: list[Any], beliefs: list[Any]) -> None:
-    _check_keys(why, answers)
-    for option, sentence in why.items():
-        if not isinstance(sentence, str) or not sentence.strip():
-            raise ValueError(f"why: expected a sentence for {option!r}, got {sentence!r}; leave it out to say nothing")
-        if sentence in beliefs:
-            raise ValueError(
-                f"both options and why say {sentence!r}: options holds the belief behind choosing wrongly, why what is "
-                "to be said when that option turns out to be measured"
-            )
-
-
-def _same(a: Any, b: Any, rounding: float = 1e-9) -> bool:
-    """Whether two answers are the same: True is not 1, and floats need not agree to the last bit."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, numbers.Real) and isinstance(b, numbers.Real):
-        return a == b or (float in (type(a), type(b)) and math.isclose(a, b, rel_tol=rounding))
-    return type(a) is type(b) and bool(a == b)
-
-
-def _match(options: Sequence[Any], measured: Any, rounding: float) -> Any:
-    """Returns the option that was measured, None if there is none; a float may be as far off as its dtype rounds."""
-    exact = next((o for o in options if _same(o, measured)), None)
-    if exact is not None or not isinstance(measured, float):
-        return exact
-    near = [o for o in options if isinstance(o, float) and _same(o, measured, rounding)]
-    return min(near, key=lambda o: abs(o - measured), default=None)
-
-
-def _rounding(value: Any) -> float:
-    """How far, in proportion, a value of this dtype may be from the number it stands for."""
-    name = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    return {"float32": 1e-6, "float16": 1e-2, "bfloat16": 1e-2}.get(name, 1e-9)
-
-
-def _plain_option(value: Any) -> Any:
-    """Returns an option as `_plain` returns a result, so that the two can meet."""
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        if value.ndim:
-            raise TypeError(f"options: expected single values, got a {type(value).__name__} of {tuple(value.shape)}")
-        return value.item()
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Returns what was measured as a plain Python value, which holds no memory and has one meaning of ``==``."""
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    if hasattr(value, "numel") or hasattr(value, "ndim"):  # a tensor, an array, a NumPy scalar
-        if getattr(value, "ndim", 0) or not hasattr(value, "item"):
-            raise TypeError(
-                f"run returned a {type(value).__name__} of shape {tuple(value.shape)}; a prediction is decided by one "
-                "value: return that, or pass key= to make it from what run returned"
-            )
-        return value.item()
-    if value is None:
-        raise TypeError("run returned None; it must return what it measured (is a `return` missing?)")
-    return value
 
 
 class Prediction:
@@ -258,8 +147,8 @@ class Prediction:
             ValueError: ``option`` is not one of the options.
             Exception: whatever the code raises. Under the button it is shown in the card instead.
         """
-        option = _plain_option(option)
-        answer = next((o for o in self.options if _same(o, option)), None)
+        option = plain_option(option)
+        answer = next((o for o in self.options if same(o, option)), None)
         if answer is None:
             raise ValueError(f"{option!r} is not one of the options; choose one of {list(self.options)!r}")
         return self._run(answer)
@@ -275,7 +164,7 @@ class Prediction:
         try:
             result = self.run()
             value = result if self.key is None else self.key(result)
-            measured, rounding = _plain(value), _rounding(value)
+            measured, rounding = plain(value), rounding_of(value)
             note = self.why(result) if callable(self.why) else self.why or ""
             if not isinstance(note, str):
                 raise TypeError(f"why must return a sentence about the result, it returned {note!r}")
@@ -294,9 +183,9 @@ class Prediction:
 
     def _judge(self, measured: Any, rounding: float) -> None:
         self.measured = measured
-        self.outcome = _match(self.options, measured, rounding)
+        self.outcome = match_option(self.options, measured, rounding)
         self.note = self.note or self.outcomes.get(self.outcome)
-        self.right = None if self.answer is None else self.outcome is not None and _same(self.answer, self.outcome)
+        self.right = None if self.answer is None else self.outcome is not None and same(self.answer, self.outcome)
         if self.outcome is None:
             self.explanation = (
                 f"This is none of the options ({type(measured).__name__} {measured!r}), so the question is at fault "
@@ -309,7 +198,7 @@ class Prediction:
 
     def is_answer(self, option: Any) -> bool:
         """Whether the reader committed to ``option``."""
-        return self.answer is not None and _same(self.answer, option)
+        return self.answer is not None and same(self.answer, option)
 
     def label(self, value: Any) -> str:
         """Returns ``value`` as the card writes it."""
@@ -348,19 +237,19 @@ class Prediction:
 
 
 class _Beliefs:
-    """A mapping of some options to sentences by `_same`, since a dict cannot tell True from 1 nor hold a list."""
+    """A mapping of some options to sentences by `same`, since a dict cannot tell True from 1 nor hold a list."""
 
     def __init__(self, options: Sequence[Any], sentences: Sequence[str]):
         self._pairs = list(zip(options, sentences, strict=True))
 
     def __getitem__(self, option: Any) -> str:
         for other, sentence in self._pairs:
-            if _same(other, option):
+            if same(other, option):
                 return sentence
         raise KeyError(option)
 
     def get(self, option: Any) -> str:
-        return next((sentence for other, sentence in self._pairs if _same(other, option)), "")
+        return next((sentence for other, sentence in self._pairs if same(other, option)), "")
 
     def values(self) -> list[str]:
         return [sentence for _, sentence in self._pairs]
