@@ -12,13 +12,19 @@ def plain_call(func: Any, args: tuple, kwargs: dict | None) -> Any:
     kind = kind_of(func)
     if kind == ON_LISTS:
         return _counted(func, args, kwargs or {})
-    if kind == COMPOSED and any(isinstance(arg, torch.Tensor) and arg.is_complex() for arg in args):
-        excluded = torch._C._dispatch_tls_local_exclude_set()
-        for key in _LAZY_BITS:
-            excluded = excluded.remove(key)
-        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
-            return func(*args, **(kwargs or {}))
+    if kind == COMPOSED:
+        for arg in args:  # no generator: this stands in the way of most operators
+            if isinstance(arg, torch.Tensor) and arg.is_complex():
+                return _with_lazy_bits(func, args, kwargs or {})
     return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _with_lazy_bits(func: Any, args: tuple, kwargs: dict) -> Any:
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in _LAZY_BITS:
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        return func(*args, **kwargs)
 
 
 def _counted(func: Any, args: tuple, kwargs: dict) -> Any:
