@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers._graph_fold import GraphNode, Plan, plans
-from helpers._graph_records import Graph, in_xml
-from helpers.display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, text_width
+from helpers._graph_records import Graph
+from helpers.display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, in_xml, text_width
 
 RENDERERS = ("auto", "dot", "graphviz-pure", "text")
 RENDERER_VARIABLE = "TENSOR_LAB_RENDERER"

@@ -5,7 +5,6 @@ Whoever keeps a record keeps no graph alive. `helpers._graph_read` fills them in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -154,11 +153,3 @@ def shape_text(shape: Iterable[int]) -> str:
 def dtype_text(dtype: object) -> str:
     """Returns ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
-
-
-_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def in_xml(text: str) -> str:
-    """``text`` without the control characters and lone surrogates that XML 1.0 has no way to write."""
-    return _NOT_IN_XML.sub("", text)

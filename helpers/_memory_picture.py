@@ -7,11 +7,10 @@ the floor: parameters, optimizer state, gradients, saved activations, other.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, round_bytes, text_width
+from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, in_xml, round_bytes, text_width
 
 WIDTH, HEIGHT = MAX_WIDTH, 330
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 74, 50  # margins of the plot, in px
@@ -146,16 +145,8 @@ def memory_svg(
     return "".join(parts) + "</svg>"
 
 
-_FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0, even escaped
-
-
-def legible(text: str) -> str:
-    """Returns ``text`` without the control characters and lone surrogates that no SVG may hold."""
-    return _FORBIDDEN.sub("", text)
-
-
 def _escape(text: str) -> str:
-    return html.escape(legible(text), quote=False)
+    return html.escape(in_xml(text), quote=False)
 
 
 def _pattern(group: str) -> str:

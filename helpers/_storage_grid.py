@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ._graph_records import in_xml
 from ._storage_cells import Row, Strip
 from ._storage_layout import chosen, short, with_gaps
-from .display import INK, SHARED, WRITTEN, text_width
+from .display import INK, SHARED, WRITTEN, in_xml, text_width
 
 LINE, TALL = 18, 31  # px of a row of the grid, and of one where an old value stands over the new
 MAX_GRID = 246  # px across; where the strip is long, it needs the room more

@@ -11,8 +11,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ._blame import nodes_under
-from ._graph_records import in_xml
-from .display import FONT, INK, MAX_WIDTH, PAPER, SHARED, Picture, Table, clip
+from .display import FONT, INK, MAX_WIDTH, PAPER, SHARED, Picture, Table, clip, in_xml
 from .storage import shares_memory, shares_version_counter
 
 _ROW, _TOP = 46, 64

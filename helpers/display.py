@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import numbers
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -86,6 +87,14 @@ def clip(text: str, width: float, size: float = 11) -> str:
     while text and text_width(text + "…", size) > width:
         text = text[:-1]
     return text + "…"
+
+
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def in_xml(text: str) -> str:
+    """Returns ``text`` without the control characters and lone surrogates that XML 1.0, and so SVG, cannot hold."""
+    return _NOT_IN_XML.sub("", text)
 
 
 def in_notebook() -> bool:

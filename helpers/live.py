@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ._memory_picture import Bracket, Curve, Marker, legible, memory_svg
+from ._memory_picture import Bracket, Curve, Marker, memory_svg
 from ._timeline import Replay
-from .display import LiveOutput, Picture, exact_bytes, round_bytes
+from .display import LiveOutput, Picture, exact_bytes, in_xml, round_bytes
 from .memory import MemoryTracker
 
 _SECONDS_A_FRAME = 0.1
@@ -146,7 +146,7 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
         marker = Marker(peak.operator, tracker.peak_bytes, f"peak {round_bytes(tracker.peak_bytes)}: {peak.op}{line}")
     brackets = brackets_of(tracker)
     svg = memory_svg(curve, title=heading, figures=figures, brackets=brackets, peak=marker, before=old)
-    return Picture(svg, alt=legible(_in_words(tracker, heading, figures, marker)), data={"curve": curve, "peak": peak})
+    return Picture(svg, alt=in_xml(_in_words(tracker, heading, figures, marker)), data={"curve": curve, "peak": peak})
 
 
 def _in_words(tracker: MemoryTracker, heading: str, figures: str, marker: Marker | None) -> str:
@@ -264,7 +264,7 @@ class LiveMemoryPlot:
         tracker = self.tracker
         phase = tracker._phase
         figures = f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)} so far"
-        words = legible(f"Now {round_bytes(tracker.live_bytes)}" + (f" in {phase}" if phase else ""))
+        words = in_xml(f"Now {round_bytes(tracker.live_bytes)}" + (f" in {phase}" if phase else ""))
         svg = memory_svg(self._curve, title=words, figures=figures, brackets=brackets_of(tracker))
         self._output.frame(svg, f"{words}; {' '.join(figures.split())}")
         self._due = time.monotonic() + _SECONDS_A_FRAME
