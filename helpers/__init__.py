@@ -27,6 +27,10 @@ _MAP = {
     "operator_atlas": "atlas",  # view, copy or the same object: every operator, measured
     "explain_inplace": "inplace",  # which line saved, which line wrote, what mends it; also %%explain_inplace
     "guard_saved_tensors": "inplace",  # silent writes into saved tensors made an error; also %%guard_saved_tensors
+    "offload_to_cpu": "hooks",  # saved tensors far away until backward needs them
+    "offload_to_disk": "hooks",  # the same in a file without a name
+    "compress": "hooks",  # the same in fewer bytes
+    "WithSavedTensorHooks": "hooks",  # a module that runs under any of them
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?
     "progress": "exercises",  # what was answered and passed so far

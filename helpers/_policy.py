@@ -1,0 +1,90 @@
+"""Which saved tensors does a pair of hooks take? By a function of the tensor, or by the module that is running."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+Policy = Callable[[torch.Tensor], bool] | nn.Module | str | Iterable[nn.Module | str] | None
+
+
+class Choice:
+    """A policy, and where in the model each thread is.
+
+    Modules are asked by forward hooks on them, for as long as anybody is inside; replicas, which share the hooks of the
+    module that they were made from, count as that module.
+    """
+
+    def __init__(self, policy: Policy, model: nn.Module | None):
+        self._chooses, self._modules = _read_policy(policy, model)
+        self._here = threading.local()  # .depth: in how many of the modules this thread is
+        self._lock = threading.Lock()
+        self._inside, self._handles = 0, []
+
+    def enter(self, *, outermost: bool) -> None:
+        """From now on modules are listened to; ``outermost`` if this thread was not inside before."""
+        if self._modules is None:
+            return
+        if outermost:
+            self._here.depth = 0
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                for module in self._modules:
+                    self._handles.append(module.register_forward_pre_hook(self._enter_module))
+                    self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
+
+    def leave(self) -> None:
+        """The opposite of `enter`."""
+        if self._modules is None:
+            return
+        with self._lock:
+            self._inside -= 1
+            while self._inside == 0 and self._handles:
+                self._handles.pop().remove()
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor``, which is being saved by this thread, is one to take."""
+        if self._modules is not None and getattr(self._here, "depth", 0) < 1:
+            return False
+        return self._chooses is None or bool(self._chooses(tensor.detach()))
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+
+    def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
+        self._here.depth = getattr(self._here, "depth", 0) - 1
+
+
+def _read_policy(policy: Policy, model: nn.Module | None) -> tuple[Callable | None, list[nn.Module] | None]:
+    """(Which tensors, in which modules); None is all."""
+    if policy is None:
+        return None, None
+    if isinstance(policy, (nn.Module, str)):
+        policy = [policy]
+    elif callable(policy):
+        return policy, None
+    try:
+        chosen = list(policy)
+    except TypeError:
+        chosen = [policy]
+    modules = []
+    for item in chosen:
+        if isinstance(item, str):
+            names = [] if model is None else [name for name, _ in model.named_modules()]
+            if item not in names:
+                shown = ", ".join(map(repr, names[1:9])) + (", ..." if len(names) > 9 else "")
+                where = f"the model has {shown}" if model is not None else "names need the model: give model="
+                raise ValueError(f"policy names a module {item!r}; {where}")
+            item = model.get_submodule(item)
+        if not isinstance(item, nn.Module):
+            raise TypeError(
+                f"policy takes a function of a tensor that returns whether to move it, or modules, or their names; got "
+                f"{item!r}"
+            )
+        modules.append(item)
+    return None, modules
