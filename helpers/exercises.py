@@ -11,6 +11,7 @@ import difflib
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from helpers import _predict_card
@@ -20,7 +21,9 @@ from helpers.display import Table, exact_bytes, in_notebook, round_bytes
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
-_CHAPTERS = [import_module(f"helpers._checks_{number:02}") for number in range(1, 9)]
+_CHAPTERS = [
+    import_module(f"helpers.{path.stem}") for path in sorted(Path(__file__).parent.glob("_checks_[0-9][0-9].py"))
+]
 EXERCISES: dict[str, Exercise] = {e.name: e for chapter in _CHAPTERS for e in chapter.EXERCISES}
 
 # This kernel's answers, in the order of the chapter: a cell that runs again keeps its place and starts anew.
