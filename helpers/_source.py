@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,8 +47,23 @@ def _cell_number(file: str) -> str | None:
     if "ipykernel_" not in file:
         return None
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
+    number = _numbers(shell).get(file)
     return f"In [{number}]" if number is not None else "this notebook"
+
+
+_counted: dict[str, int] = {}
+
+
+def _numbers(shell: Any) -> dict[str, int]:
+    """File name -> the number of the newest cell with that text, of which the file is named."""
+    compiler = getattr(shell, "compile", None)
+    if (kept := getattr(compiler, "_filename_map", None)) is not None:
+        return kept
+    # IPython 7 keeps none, and with ipykernel 6 the name tells no number either: so it is on Colab.
+    history = getattr(getattr(shell, "history_manager", None), "input_hist_raw", [])
+    for number in range(max(_counted.values(), default=0) + 1, len(history)):
+        _counted[compiler.get_code_name(history[number], history[number], number)] = number
+    return _counted
 
 
 def kind_of(file: str) -> int:

@@ -36,6 +36,18 @@ def test_a_cell_has_the_number_that_the_kernel_gave_it(monkeypatch):
     assert Place("/tmp/ipykernel_1/98.py", 2, "").where == "this notebook, line 2"
 
 
+def test_a_cell_has_its_number_where_ipython_7_keeps_no_list(monkeypatch):
+    cells = ["", "x = 1", "x.add_(1)"]
+    compiler = SimpleNamespace(get_code_name=lambda raw, code, number: f"/tmp/ipykernel_1/{raw}.py")
+    shell = SimpleNamespace(compile=compiler, history_manager=SimpleNamespace(input_hist_raw=cells))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(_source, "_counted", {})
+    assert Place("/tmp/ipykernel_1/x.add_(1).py", 1, "").where == "In [2], line 1"
+    cells += ["y = 2", "x = 1"]  # the first cell once more: the newest number counts
+    assert Place("/tmp/ipykernel_1/x = 1.py", 1, "").where == "In [4], line 1"
+    assert Place("/tmp/ipykernel_1/y = 3.py", 1, "").where == "this notebook, line 1"
+
+
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
