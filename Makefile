@@ -1,5 +1,6 @@
 # make lab    the environment (first time), then JupyterLab on the first chapter
 # make test   the environment (first time), then everything that needs no GPU
+# make test-colab    the part of it that runs every chapter with the front end of Colab
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu make lab    the same with PyTorch's CPU build, without the CUDA libraries
 # The plain commands behind the targets are in README.md. Written for GNU make 3.81, which macOS still ships.
 
@@ -9,6 +10,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --constraint constraints.txt
 READY := $(VENV)/tensor-lab-ready
 TRUSTED := $(VENV)/tensor-lab-trusted
+COLAB := .venv-colab
+COLAB_PIP := $(COLAB)/bin/python -m pip install --constraint $(COLAB)/others.txt
+COLAB_READY := $(COLAB)/tensor-lab-ready
 
 # Signatures, connection files and history stay inside the checkout, and a start-up file of the reader's own IPython
 # cannot change what a chapter shows.
@@ -16,7 +20,7 @@ JUPYTER := JUPYTER_DATA_DIR="$$PWD/$(VENV)/share/jupyter" IPYTHONDIR="$$PWD/$(VE
 # Pictures of graphs must not depend on the version of the machine's `dot` where they are compared.
 RENDERER := TENSOR_LAB_RENDERER=graphviz-pure
 
-.PHONY: help lab test notebooks bench gpu-check clean env
+.PHONY: help lab test test-colab notebooks bench gpu-check clean env
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -43,13 +47,19 @@ $(TRUSTED): $(READY) $(CHAPTER_FILES)
 	@$(JUPYTER) $(PY) -m nbformat.sign --log-level=ERROR $(CHAPTER_FILES) > /dev/null
 	@touch $@
 
-# One pytest run for unit tests, browser tests and chapters: they share two workers, and coverage is one number.
+# One pytest run for unit tests, browser tests and chapters: they share two workers, and coverage is one number. Then the
+# chapters once more, as on Colab.
 test: $(READY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(JUPYTER) $(RENDERER) $(PY) -m pytest tests notebooks -m 'not gpu' -n 2 --dist loadfile \
+	@$(JUPYTER) $(RENDERER) $(PY) -m pytest tests notebooks -m 'not gpu and not colab' -n 2 --dist loadfile \
 	  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 120 \
 	  --cov=helpers --cov-report=term $(TEST_ARGS)
+	@$(MAKE) --no-print-directory test-colab
+
+# Graphs are drawn by what is there, as on Colab, which has `dot`.
+test-colab: $(COLAB_READY)
+	@$(JUPYTER) $(PY) -m pytest tests/test_colab.py -m colab -n 2 --dist worksteal
 
 # Runs every chapter and writes its outputs back: make notebooks CHAPTERS=notebooks/04_inplace_memory.ipynb for one.
 notebooks: $(READY)
@@ -64,7 +74,7 @@ gpu-check: $(READY)
 	else echo "gpu-check: PyTorch finds no CUDA device here, so nothing was checked"; fi
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .coverage .coverage.* build *.egg-info
+	rm -rf $(VENV) $(COLAB) .pytest_cache .ruff_cache .coverage .coverage.* build *.egg-info
 	find helpers notebooks tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf notebooks/.ipynb_checkpoints
 
@@ -92,4 +102,15 @@ $(READY): pyproject.toml constraints.txt
 	@# First, and without its dependencies: that index need not have them in the versions that constraints.txt names.
 	@if [ -n "$(TORCH_INDEX)" ]; then $(PIP) --index-url "$(TORCH_INDEX)" --no-deps torch; fi
 	@$(PIP) --editable '.[lab,test,bench]'
+	@touch $@
+
+# PyTorch is installed a second time and not shared: the path that leads to it would lead to the rest of $(VENV) as well,
+# and so to what Colab lacks. Both take what they do not name themselves from constraints.txt.
+$(COLAB_READY): tests/colab/requirements.txt constraints.txt | $(READY)
+	@echo "Making the environment with Colab's front end in $(COLAB)"
+	@$(PY) -m venv --clear $(COLAB)
+	@sed -n 's/^\([^#=]*==\).*/^\1/p' tests/colab/requirements.txt > $(COLAB)/named.txt
+	@grep -v -i -f $(COLAB)/named.txt constraints.txt > $(COLAB)/others.txt
+	@if [ -n "$(TORCH_INDEX)" ]; then $(COLAB_PIP) --index-url "$(TORCH_INDEX)" --no-deps torch; fi
+	@$(COLAB_PIP) --requirement tests/colab/requirements.txt
 	@touch $@

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
+from collections.abc import Callable
+from configparser import ConfigParser
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +29,21 @@ def make() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def sanitize() -> Callable[[str], str]:
+    """Takes out of a text what ``tests/nbval.cfg`` says that two right runs may differ in."""
+    parser = ConfigParser(interpolation=None)
+    parser.read(ROOT / "tests" / "nbval.cfg")
+    rules = [(section["regex"], section["replace"]) for name, section in parser.items() if name != "DEFAULT"]
+
+    def apply(text: str) -> str:
+        for regex, replace in rules:
+            text = re.sub(regex, replace, text)
+        return text
+
+    return apply
 
 
 @pytest.fixture(scope="session")

@@ -169,22 +169,6 @@ def nbval(path: Path, *, environ=os.environ) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
 
 
-@pytest.fixture(scope="module")
-def sanitize():
-    from configparser import ConfigParser
-
-    parser = ConfigParser(interpolation=None)
-    parser.read(ROOT / "tests" / "nbval.cfg")
-    rules = [(section["regex"], section["replace"]) for name, section in parser.items() if name != "DEFAULT"]
-
-    def apply(text: str) -> str:
-        for regex, replace in rules:
-            text = re.sub(regex, replace, text)
-        return text
-
-    return apply
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
