@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from .display import Table, in_notebook
 
 OLDEST_TORCH = (2, 11)
-# What CI runs the lab on. tests/test_environment.py compares these with constraints.txt and with CI's settings.
+# What CI runs the lab on. tests/test_environment.py compares these with the files of versions and with CI's settings.
 PROVED = {
     "PyTorch": ("2.13",),
     "Python": ("3.11",),
-    "ipywidgets": ("8",),
+    "ipywidgets": ("7", "8"),
     "device": ("CPU",),
     "graph pictures": ("dot", "graphviz-pure", "text"),
 }
