@@ -31,6 +31,7 @@ _MAP = {
     "offload_to_disk": "hooks",  # the same in a file without a name
     "compress": "hooks",  # the same in fewer bytes
     "WithSavedTensorHooks": "hooks",  # a module that runs under any of them
+    "compare_policies": "tradeoff",  # peak, time and gradient error of each way of saving memory
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?
     "progress": "exercises",  # what was answered and passed so far

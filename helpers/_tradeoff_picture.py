@@ -1,0 +1,144 @@
+"""How do time and memory trade? Draws a point for each policy, with the frontier and the budget, as SVG."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, WRITTEN, clip, in_xml, round_bytes, text_width
+
+_WIDTH, _HEIGHT = MAX_WIDTH, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 44, 52
+_PLOT_W, _PLOT_H = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+_POINT, _RING, _LINE = 6, 10, 14
+
+
+class Point(NamedTuple):
+    """A policy: its name, step time over plain, peak in bytes, error of the gradient in words, whether it fits."""
+
+    name: str
+    time: float
+    nbytes: int
+    error: str
+    fits: bool
+
+
+def tradeoff_svg(
+    points: Sequence[Point], frontier: Sequence[tuple[float, int]], *, title: str, budget: int | None = None
+) -> str:
+    """Returns the picture as one ``<svg>``: step time across from the fastest, peak up from zero.
+
+    Args:
+        frontier: (time, bytes) of those that nobody beats in both, the fastest first.
+        budget: bytes at which to draw a rule.
+    """
+    times = [p.time for p in points if math.isfinite(p.time)] or [1.0]
+    low, high = min(times), max([*times, min(times) + 0.1])
+    low, high = low - 0.06 * (high - low), high + 0.10 * (high - low)
+    top = max([p.nbytes for p in points] + [budget or 0, 1]) * 1.12
+
+    def x(ratio: float) -> float:
+        return _LEFT + (ratio - low) / (high - low) * _PLOT_W if math.isfinite(ratio) else _LEFT + _PLOT_W / 2
+
+    def y(nbytes: float) -> float:
+        return _TOP + _PLOT_H * (1 - nbytes / top)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="{html.escape(FONT)}" font-size="11" fill="{INK}">',
+        f'<rect x=".5" y=".5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="4" fill="{PAPER}" stroke="#8a8a8a"/>',
+        _text(14, 23, clip(title, _WIDTH - 28, 16), 'font-size="14" font-weight="bold"'),
+    ]
+    for step in _ticks(0, top / 2**20):
+        height = y(step * 2**20)
+        parts.append(f'<path d="M{_LEFT} {height:.1f}H{_WIDTH - _RIGHT}" stroke="#dddddd"/>')
+        parts.append(_text(_LEFT - 8, height + 4, f"{step:g}", 'text-anchor="end"'))
+    for step in _ticks(low, high):
+        parts.append(f'<path d="M{x(step):.1f} {_TOP}V{_TOP + _PLOT_H}" stroke="#eeeeee"/>')
+        parts.append(_text(x(step), _TOP + _PLOT_H + 18, f"{step:g}", 'text-anchor="middle"'))
+    parts += [
+        f'<path d="M{_LEFT} {_TOP}V{_TOP + _PLOT_H}H{_WIDTH - _RIGHT}" fill="none" stroke="{INK}"/>',
+        _text(_LEFT + _PLOT_W / 2, _HEIGHT - 14, "step time, times the plain step (right is slower)", _MIDDLE),
+        _text(
+            0, 0, "peak over the start, MiB", f'{_MIDDLE} transform="translate(20 {_TOP + _PLOT_H / 2}) rotate(-90)"'
+        ),
+    ]
+    taken: list[tuple[float, float, float, float]] = []
+    if budget is not None:
+        parts.append(f'<path d="M{_LEFT} {y(budget):.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" stroke-dasharray="6 4"/>')
+        words = f"budget {round_bytes(budget)}"
+        left = _WIDTH - _RIGHT - text_width(words) - 4
+        parts.append(_text(left, y(budget) - 5, words, ""))
+        taken.append((left, y(budget) - 17, _WIDTH - _RIGHT, y(budget) + 2))
+    if len(frontier) > 1:
+        path = "L".join(f"{x(t):.1f} {y(n):.1f}" for t, n in frontier)
+        parts.append(f'<path d="M{path}" fill="none" stroke="{GROUPS["other"]}" stroke-width="2"/>')
+    taken += [(x(p.time) - _RING, y(p.nbytes) - _RING, x(p.time) + _RING, y(p.nbytes) + _RING) for p in points]
+    for point in points:
+        px, py = x(point.time), y(point.nbytes)
+        if point.error:
+            parts.append(
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{_RING}" fill="{WRITTEN}" fill-opacity=".6" stroke="{INK}"/>'
+            )
+        fill = GROUPS["saved activations"] if point.fits else PAPER
+        parts.append(
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{_POINT}" fill="{fill}" '
+            f'stroke="{INK if point.fits else GROUPS["saved activations"]}" stroke-width="{1 if point.fits else 2}"/>'
+        )
+        parts += _label(point, px, py, taken)
+    if any(p.error for p in points):
+        words = "ring: the gradient is not exact"
+        left = _WIDTH - _RIGHT - text_width(words) - 8
+        parts.append(_text(left, _TOP + 14, words, ""))
+        parts.append(
+            f'<circle cx="{left - 14}" cy="{_TOP + 10}" r="7" fill="{WRITTEN}" fill-opacity=".6" stroke="{INK}"/>'
+        )
+    return "".join(parts) + "</svg>"
+
+
+_MIDDLE = 'text-anchor="middle"'
+
+
+def _label(point: Point, px: float, py: float, taken: list[tuple[float, float, float, float]]) -> list[str]:
+    """The name beside its point, where nothing stands yet; far from it with a line to it, if need be."""
+    words = f"{point.name} {round_bytes(point.nbytes)}" + (f", error {point.error}" if point.error else "")
+    width = text_width(words)
+    near = _RING + 3
+    places = [
+        (px + near, py),
+        (px - near - width, py),
+        (px - width / 2, py - near - 4),
+        (px - width / 2, py + near + 4),
+    ]
+    for away in range(1, 14):
+        for sign in (-1, 1):
+            places += [(px + near + 8, py + sign * away * _LINE), (px - near - 8 - width, py + sign * away * _LINE)]
+    for left, middle in places:
+        box = (left - 1, middle - 7, left + width + 1, middle + 7)
+        if box[0] < _LEFT + 2 or box[2] > _WIDTH - 4 or box[1] < _TOP or box[3] > _TOP + _PLOT_H:
+            continue
+        if not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken):
+            break
+    taken.append(box)
+    parts = []
+    if places.index((left, middle)) > 3:
+        near_end = left - 2 if left > px else left + width + 2
+        parts.append(f'<path d="M{px:.1f} {py:.1f}L{near_end:.1f} {middle:.1f}" stroke="{INK}" stroke-width=".7"/>')
+    halo = f'stroke="{PAPER}" stroke-width="3" paint-order="stroke"'
+    return [*parts, _text(left, middle + 4, words, halo)]
+
+
+def _text(x: float, y: float, words: str, attributes: str) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}"'
+    return f"<text {place} {attributes}>{html.escape(in_xml(words))}</text>"
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to nine round numbers from ``low`` to ``high``."""
+    rough = (high - low) / 6
+    unit = 10 ** math.floor(math.log10(rough))
+    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [round(n * step, 10) for n in range(first, math.floor(high / step + 1e-9) + 1)]

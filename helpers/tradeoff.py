@@ -1,0 +1,205 @@
+"""What does each way of saving memory cost? Peak bytes, step time and gradient error of one model, side by side."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ._tradeoff_picture import Point, tradeoff_svg
+from .display import Picture, Table, exact_bytes, round_bytes
+from .memory import MemoryTracker
+
+Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Measured(NamedTuple):
+    """What one policy did to one step, forward and backward.
+
+    Attributes:
+        policy: its name.
+        peak_bytes: the most that was live, over what was there before the step.
+        step_time: as a ratio to the plain step, median over the rounds.
+        gradient_error: the norm of the difference to the plain gradients, all parameters taken as one vector, over the
+            norm of those; 0.0 only if every element is equal.
+    """
+
+    policy: str
+    peak_bytes: int
+    step_time: float
+    gradient_error: float
+
+
+class Tradeoff:
+    """The rows of `compare_policies`: a picture in a notebook, a table in a terminal.
+
+    Attributes:
+        plain: the step with nothing done, a `Measured`.
+        rows: a `Measured` for each policy, in order.
+        budget: bytes that the peak should stay under, or None.
+    """
+
+    def __init__(self, plain: Measured, rows: list[Measured], budget: int | None):
+        self.plain, self.rows, self.budget = plain, rows, budget
+
+    def __getitem__(self, policy: str) -> Measured:
+        for row in (self.plain, *self.rows):
+            if row.policy == policy:
+                return row
+        raise KeyError(
+            f"{policy!r} was not measured; there are {', '.join(r.policy for r in (self.plain, *self.rows))}"
+        )
+
+    @property
+    def frontier(self) -> list[Measured]:
+        """Those that no other beats in both peak and time, the fastest first."""
+        best: list[Measured] = []
+        for row in sorted((self.plain, *self.rows), key=lambda r: (r.step_time, r.peak_bytes)):
+            if not best or row.peak_bytes < best[-1].peak_bytes:
+                best.append(row)
+        return best
+
+    @property
+    def within_budget(self) -> list[Measured]:
+        """Those whose peak is within the budget, the fastest first; all of them without a budget."""
+        rows = sorted((self.plain, *self.rows), key=lambda r: r.step_time)
+        return [r for r in rows if self.budget is None or r.peak_bytes <= self.budget]
+
+    @property
+    def title(self) -> str:
+        """The finding, in one sentence, from bytes alone: times differ from run to run."""
+        least = min(self.rows, key=lambda r: r.peak_bytes, default=self.plain)
+        if least.peak_bytes >= self.plain.peak_bytes:
+            return f"Nothing lowers this peak of {round_bytes(self.plain.peak_bytes)}"
+        return (
+            f"{least.policy} lowers the peak from {round_bytes(self.plain.peak_bytes)} to "
+            f"{round_bytes(least.peak_bytes)}"
+        )
+
+    @property
+    def table(self) -> Table:
+        """Peaks to the byte, times as ratios, errors in percent."""
+        rows = [
+            [r.policy, r.peak_bytes, f"{r.step_time:.2f}", _error(r.gradient_error) or "none"]
+            for r in (self.plain, *self.rows)
+        ]
+        return Table(["policy", "peak (B)", "step time", "gradient error"], rows, caption=self.title)
+
+    def __repr__(self) -> str:
+        return repr(self.table)
+
+    @property
+    def picture(self) -> Picture:
+        """Time across, peak up, the frontier as a line, the budget as a rule."""
+        points = [
+            Point(r.policy, r.step_time, r.peak_bytes, _error(r.gradient_error), self._fits(r))
+            for r in (self.plain, *self.rows)
+        ]
+        line = [(r.step_time, r.peak_bytes) for r in self.frontier]
+        said = "; ".join(
+            f"{r.policy}: {round_bytes(r.peak_bytes)} at {r.step_time:.2f} times the plain step"
+            + (f", gradient error {_error(r.gradient_error)}" if r.gradient_error else "")
+            for r in (self.plain, *self.rows)
+        )
+        budget = f" Budget: {exact_bytes(self.budget)}." if self.budget is not None else ""
+        svg = tradeoff_svg(points, line, title=self.title, budget=self.budget)
+        return Picture(svg, alt=f"{self.title}. {said}.{budget}", text=repr(self), data=self)
+
+    def _fits(self, row: Measured) -> bool:
+        return self.budget is None or row.peak_bytes <= self.budget
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.picture._repr_mimebundle_()
+
+
+def compare_policies(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    policies: Mapping[str, Forward],
+    *,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.mse_loss,
+    rounds: int = 5,
+    budget: int | None = None,
+) -> Tradeoff:
+    """Runs forward and backward under each policy and measures what it saves and what it costs.
+
+    Each run starts from the same random state. Peaks are counted by `MemoryTracker` on one run; times are taken on
+    others, a plain step right before each, so that the drift of a busy machine cancels. The gradients that ``model``
+    had are put back. On a CPU the peak is that of near memory: see `offload_to_cpu`.
+
+    Args:
+        policies: name -> a function of model and inputs that returns what ``model(inputs)`` would.
+        loss: of what that function returned, and targets.
+        rounds: how many pairs of steps are timed for each policy; 0 times nothing, and every ratio is NaN.
+        budget: bytes that the peak should stay under.
+
+    Raises:
+        TypeError: for policies that are no mapping of names to functions.
+        Whatever a policy raises.
+
+    Example:
+        >>> model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4096, 8)
+        >>> forward = {"to disk": lambda model, x: WithSavedTensorHooks(model, offload_to_disk())(x)}
+        >>> compare_policies(model, x, x, forward)["to disk"].gradient_error
+        0.0
+
+    Source: the idea of a frontier is Pareto's; peaks and times are this run's.
+    """
+    if not isinstance(policies, Mapping) or not all(callable(p) for p in policies.values()):
+        raise TypeError(f"policies= maps a name to a function of (model, inputs); got {policies!r}")
+    before = [p.grad for p in model.parameters()]
+    state = torch.get_rng_state()
+
+    def step(forward: Forward) -> None:
+        torch.set_rng_state(state)
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss(forward(model, inputs), targets).backward()
+
+    def measured(forward: Forward) -> tuple[int, torch.Tensor]:
+        step(forward)  # buffers that are made at the first call are not the policy's
+        for parameter in model.parameters():
+            parameter.grad = None
+        gc.collect()
+        with MemoryTracker(model, inputs, targets, lines=False, groups=False) as tracker:
+            step(forward)
+        peak = tracker.peak_bytes - tracker.start_bytes
+        return peak, torch.cat([p.grad.detach().flatten().double() for p in model.parameters() if p.grad is not None])
+
+    def plain(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return model(inputs)
+
+    try:
+        plain_peak, truth = measured(plain)
+        rows = []
+        for name, forward in policies.items():
+            peak, gradient = measured(forward)
+            error = 0.0 if torch.equal(gradient, truth) else float((gradient - truth).norm() / truth.norm())
+            ratios = [_ratio(partial(step, forward), partial(step, plain)) for _ in range(rounds)]
+            rows.append(Measured(name, peak, statistics.median(ratios) if ratios else float("nan"), error))
+    finally:
+        for parameter, gradient in zip(model.parameters(), before):
+            parameter.grad = gradient
+    return Tradeoff(Measured("nothing", plain_peak, 1.0, 0.0), rows, budget)
+
+
+def _ratio(run: Callable[[], None], plain: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    plain()
+    middle = time.perf_counter()
+    run()
+    return (time.perf_counter() - middle) / (middle - start)
+
+
+def _error(relative: float) -> str:
+    """A relative error in percent; nothing where there is none."""
+    if relative == 0:
+        return ""
+    return f"{relative:.2%}" if relative >= 1e-4 else f"{relative:.0e}"
