@@ -230,7 +230,7 @@ class Played:
         self.bin.mkdir()
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(root / name, self.folder)
-        for tool in ("sh", "mkdir", "touch", "cp", "rm", "id", "echo", "printf", "sed"):
+        for tool in ("sh", "mkdir", "touch", "cp", "rm", "id", "echo", "printf", "sed", "grep"):
             (self.bin / tool).symlink_to(shutil.which(tool))
 
     def python(self, name="python3", version="3.12.1", too_old=0, no_venv=0) -> None:
@@ -285,6 +285,29 @@ def test_torch_index_comes_first_and_for_torch_alone(played):
         f"-m pip install --constraint constraints.txt --index-url {index} --no-deps torch",
         INSTALL,
     ]
+
+
+def test_colab_has_an_environment_of_its_own_made_once(played, root):
+    played.python()
+    (played.folder / "tests" / "colab").mkdir(parents=True)
+    shutil.copy(root / "tests" / "colab" / "requirements.txt", played.folder / "tests" / "colab")
+    done = played.make("test-colab", "TORCH_INDEX=https://example.org/cpu")
+    assert done.returncode == 0, done.stderr
+    pip = "-m pip install --constraint .venv-colab/others.txt"
+    *_, venv, torch, install, pytest_ = played.calls
+    assert venv == "-m venv --clear .venv-colab"
+    assert torch == f"{pip} --index-url https://example.org/cpu --no-deps torch"
+    assert install == f"{pip} --requirement tests/colab/requirements.txt"
+    assert pytest_.startswith("-m pytest tests/test_colab.py -m colab ")
+    played.make("test-colab")
+    assert [call.split()[1] for call in played.calls] == ["pytest"]  # a second call has nothing else to do
+    # constraints.txt gives the version of all that the file itself does not.
+    files = ("constraints.txt", "tests/colab/requirements.txt", ".venv-colab/others.txt")
+    texts = [(played.folder / file).read_text().splitlines() for file in files]
+    pins, wanted, others = (parsed(line for line in lines if line and not line.startswith("#")) for lines in texts)
+    named = {name for name, requirement in wanted.items() if requirement.specifier}
+    assert wanted.keys() - named == {"torch"}
+    assert others.keys() == pins.keys() - named
 
 
 def test_lab_opens_the_first_chapter_on_this_machine_only(played):
