@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ._autograd import storages_of
-from ._source import Found
+from ._autograd import _PLAIN, storages_of
+from ._source import Spot
 from ._timeline import ALLOC, FREE, RESIZE, Log
 
+_NUMBERS = (int, float, bool)  # what arguments are that are no tensors, more often than not
+_has_storage, _storage_id = torch._C._has_storage, torch._C._storage_id
 ALLOCATOR = "cuda"  # the type of the devices whose caching allocator keeps figures of its own
 
 
@@ -42,16 +44,19 @@ class Ledger:
     def __init__(self) -> None:
         self.live_bytes = self.start_bytes = self.peak_bytes = self.operators = 0
         self.listener: Callable[[], None] | None = None
-        self._line: Callable[[], Found | None] | None = None  # finds the line of an event, where lines are wanted
-        self._op_line: Found | None = None  # between an operator's start and its result, if known already
+        self._line: Callable[[], Spot | None] | None = None  # finds the line of an event, where lines are wanted
+        self._op_line: Spot | None = None  # between an operator's start and its result, if known already
         self._func: Any = None
         self._phases_open: list[list[str]] = []  # each name in a list of its own, which tells it from its namesakes
         self._phase = ""  # the innermost of these
         self._log = Log()
+        self._write = self._log.flat.extend
+        self._events = 0  # how many entries the log has: to count is cheaper than to ask
         self._start = self._peak = 0  # how many entries the log had at the start, and at the peak
         # By the address of the StorageImpl. Addresses are reused at once, so the reference is always asked too.
         self._storages: dict[int, Known] = {}
         self._numbers = 0
+        self._on_free = self._freed  # once, not for each storage
         self._lock = threading.RLock()  # a storage may be freed in any thread
         self._writing = False
         self._late: deque[Known] = deque()
@@ -63,6 +68,9 @@ class Ledger:
 
     def _numbers_of(self, tensor: torch.Tensor) -> list[int]:
         """The numbers of the filed storages under ``tensor``."""
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided and _has_storage(tensor):
+            known = self._storages.get(_storage_id(tensor))  # without making a Python object of the storage
+            return [] if known is None or known() is None else [known.number]
         return [known.number for storage in storages_of(tensor) if (known := self._find(storage)) is not None]
 
     def _count(self, tensor: torch.Tensor) -> None:
@@ -95,12 +103,11 @@ class Ledger:
         with self._lock:
             known = self._storages.get(storage._cdata)
             if known is None or known() is not storage:
-                outside = 0
-                if not storage.resizable() or (  # memory of NumPy and its like cannot be resized by PyTorch
-                    not is_new and any(storage is s for s in _storages_in(args, kwargs))
-                ):
-                    outside = storage.nbytes()
-                known = self._file(storage, outside)
+                known = self._file(storage, 0)
+                # Memory of NumPy and its like cannot be resized by PyTorch.
+                if not storage.resizable() or (not is_new and _has_argument(storage, args, kwargs)):
+                    known.outside = storage.nbytes()
+                    return
             self._update(storage, known, self._func)
 
     def _disregard(self, storage: torch.UntypedStorage) -> None:
@@ -121,11 +128,11 @@ class Ledger:
             self._line = None
 
     def _file(self, storage: torch.UntypedStorage, outside: int) -> Known:
-        known = Known(storage, self._freed)
-        known.address = storage._cdata
+        known = Known(storage, self._on_free)
+        known.address = address = storage._cdata
         known.counted, known.outside = 0, outside
         self._numbers = known.number = self._numbers + 1
-        self._storages[known.address] = known
+        self._storages[address] = known
         return known
 
     def _update(self, storage: torch.UntypedStorage, known: Known, func: Any) -> None:
@@ -157,16 +164,30 @@ class Ledger:
             if self._line is not None:
                 line = self._op_line if kind is not FREE and self._op_line is not None else self._line()
             live = self.live_bytes = self.live_bytes + delta
-            phase, number, counted = self._phase, known.number, known.counted
-            self._log.flat += (kind, self.operators, func, line, phase, live, delta, number, counted, figures)
+            self._write(
+                (kind, self.operators, func, line, self._phase, live, delta, known.number, known.counted, figures)
+            )
+            self._events += 1
             if live > self.peak_bytes:
-                self.peak_bytes, self._peak = live, len(self._log)
+                self.peak_bytes, self._peak = live, self._events
         finally:
             self._writing = False
         while self._late:
             self._freed(self._late.popleft())
         if self.listener is not None:
             self.listener()
+
+
+def _has_argument(storage: torch.UntypedStorage, args: tuple, kwargs: dict | None) -> bool:
+    """Whether an argument lies over ``storage``."""
+    for thing in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(thing)
+        if kind in _PLAIN and thing.layout is torch.strided and _has_storage(thing):
+            if thing.untyped_storage() is storage:
+                return True
+        elif kind not in _NUMBERS and any(storage is other for other in _storages_in((thing,), None)):
+            return True
+    return False
 
 
 def _storages_in(args: tuple, kwargs: dict | None) -> list[torch.UntypedStorage]:

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ._autograd import saved_slots
+from ._autograd import slots_of
 from ._ledger import Ledger
-from ._source import Found, stack_lines
+from ._source import Spot, reader_frame
 from ._timeline import PRECEDENCE
 
 _PARAMETERS, _STATE, _GRADIENTS, _SAVED = PRECEDENCE
+_Tensor, _thread = torch.Tensor, threading.get_ident  # each step to a name costs, once for every operator
 _current_node = torch._C._current_autograd_node
 _current_task = torch._C._current_graph_task_id
 _sequence_number = torch._C._autograd._get_sequence_nr
@@ -69,11 +70,13 @@ class Roles:
         self._hooks: list[Any] = []
         self._following = False
         self._named: set[tuple[int, str]] = set()
+        self._outranked: set[int] = set()  # what serves as a parameter or state does so for good, saved or not
+        self._spot: Spot | None = None  # the last, as most are the same again
         self._gradients: dict[int, list[int]] = {}  # id of a leaf -> numbers of the storages of its .grad
         # Graph nodes by sequence number, from when an operator records one until its backward has run or it is dropped.
         self._thread = threading.get_ident()
         self._first = self._sequence = 0
-        self._node_lines: dict[int, Found | None] = {}
+        self._node_lines: dict[int, Spot | None] = {}
         self._node_events: dict[int, int] = {}  # of those not read yet: how long the log was
         self._node_saves: dict[int, list[int]] = {}  # of those that were read and save any: the numbers of the storages
         # The nodes that run: one, or more where a backward runs inside another (a reentrant checkpoint).
@@ -131,40 +134,45 @@ class Roles:
         ledger = self._ledger
         ledger._op_line = None
         sequence = _sequence_number()
-        if sequence == self._sequence or threading.get_ident() != self._thread:  # each thread has its own numbers
+        if sequence == self._sequence or _thread() != self._thread:  # each thread has its own numbers
             return False
         if self._lines:
             line = ledger._op_line = self.line()
             self._node_lines.setdefault(sequence - 1, line)
+            if len(self._node_lines) > _MOST_NODES:
+                _drop_oldest(self._node_lines)
         if self._groups:
-            now = len(ledger._log)
+            events = self._node_events
             for number in range(self._sequence, sequence):  # more than one, where a node had no operator of its own
-                self._node_events[number] = now
+                events[number] = ledger._events
             for arg in args:
-                if isinstance(arg, torch.Tensor):
+                if isinstance(arg, _Tensor):
                     if (node := arg.grad_fn) is not None:
                         self._read(node)
                 elif isinstance(arg, (list, tuple)):
                     for part in arg:
-                        if isinstance(part, torch.Tensor) and (node := part.grad_fn) is not None:
+                        if isinstance(part, _Tensor) and (node := part.grad_fn) is not None:
                             self._read(node)
-        for notes in (self._node_lines, self._node_events):
-            if len(notes) > _MOST_NODES:
-                for number in list(islice(notes, _MOST_NODES // 2)):
-                    del notes[number]
+            if len(events) > _MOST_NODES:
+                _drop_oldest(events)
         self._sequence = sequence
         return True
 
-    def line(self) -> Found | None:
+    def line(self) -> Spot | None:
         """The reader's line that is running, or in backward the line whose node is running."""
-        found, backward, outer = stack_lines(sys._getframe(1))
-        if found is not None:
-            return found  # also inside backward: a custom Function, or a function that a checkpoint runs again
-        line = self._node_lines.get(self._number) if backward or _current_node() is not None else None
-        if line is None and outer is None:  # backward on CUDA runs in a thread of its own, while its caller waits
-            waiting = sys._current_frames().get(self._thread)
-            found, _, outer = stack_lines(waiting) if waiting is not None else (None, False, None)
-        return line or found or outer
+        frame, backward = reader_frame(sys._getframe(1))
+        if backward or frame is None:  # else also inside backward: a custom Function, or what a checkpoint runs again
+            line = self._node_lines.get(self._number) if backward or _current_node() is not None else None
+            if line is not None:
+                return line
+            if frame is None:  # backward on CUDA runs in a thread of its own, while its caller waits
+                frame, _ = reader_frame(sys._current_frames().get(self._thread))
+                if frame is None:
+                    return None
+        code, instruction, spot = frame.f_code, frame.f_lasti, self._spot
+        if spot is None or spot[1] != instruction or spot[0] is not code:
+            spot = self._spot = code, instruction
+        return spot
 
     def _enter(self, node: Any, number: int) -> None:
         """A node runs. One that ran before it has finished, unless it waits for the graph task of this one."""
@@ -193,14 +201,22 @@ class Roles:
             if number in self._node_saves or self._first <= number < self._sequence:
                 return  # it was read before
             since = 0  # recorded before the block, or in another thread
+        names = slots_of(node)
+        if not names:
+            return
         saved: list[int] = []
-        for _, slot in saved_slots(node):
-            data = getattr(slot, "data", None)  # an older torch may not show it: then nothing is told apart
-            if isinstance(data, torch.Tensor):  # under hooks it is what the pack hook made
-                for known in self._ledger._numbers_of(data):
-                    if known not in saved:
-                        saved.append(known)
-                        self.marks.append((since, known, _SAVED, 1))
+        for name in names:
+            try:
+                held = getattr(node, name)
+            except RuntimeError:  # the saved tensors of a custom Function, freed by its backward
+                continue
+            for slot in held if isinstance(held, (tuple, list)) else (held,):
+                data = getattr(slot, "data", None)  # an older torch may not show it: then nothing is told apart
+                if isinstance(data, _Tensor):  # under hooks it is what the pack hook made
+                    for known in self._ledger._numbers_of(data):
+                        if known not in saved and known not in self._outranked:
+                            saved.append(known)
+                            self.marks.append((since, known, _SAVED, 1))
         if saved:
             self._node_saves[number] = saved
             metadata = node.metadata
@@ -211,7 +227,7 @@ class Roles:
         """A node has released what it kept, or is gone."""
         self._node_lines.pop(number, None)
         self._node_events.pop(number, None)
-        now = len(self._ledger._log)
+        now = self._ledger._events
         for storage in self._node_saves.pop(number, ()):
             self.marks.append((now, storage, _SAVED, -1))
 
@@ -221,7 +237,7 @@ class Roles:
         numbers = self._ledger._numbers_of(leaf.grad) if leaf.grad is not None else []
         before = self._gradients.get(id(leaf), [])
         if numbers != before:
-            now = len(self._ledger._log)
+            now = self._ledger._events
             self.marks += [(now, number, _GRADIENTS, -1) for number in before]
             self.marks += [(now, number, _GRADIENTS, 1) for number in numbers]
             self._gradients[id(leaf)] = numbers
@@ -246,6 +262,7 @@ class Roles:
             for number in self._ledger._numbers_of(tensor):
                 if (number, role) not in self._named:
                     self._named.add((number, role))
+                    self._outranked.add(number)
                     self.marks.append((0, number, role, 1))
 
     def settle(self) -> None:
@@ -257,6 +274,11 @@ class Roles:
                 if result.grad_fn is not None:
                     self._read(result.grad_fn)
             self.name_all()
+
+
+def _drop_oldest(notes: dict[int, Any]) -> None:
+    for number in list(islice(notes, _MOST_NODES // 2)):
+        del notes[number]
 
 
 def _alive(refs: Iterable[weakref.ref]) -> Iterator[Any]:

@@ -18,6 +18,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 _SKIP = tuple(os.path.join(folder, "") for folder in (*_OURS, *_INSTALLED))
 
 Found = tuple[CodeType, int]  # a code object and a line number: cheap to keep, read only when asked for
+Spot = tuple[CodeType, int]  # a code object and the offset of an instruction: cheaper still, no lines are counted
 READER, LIBRARY, ENGINE = 1, 0, -1
 _kinds: dict[str, int] = {}  # by file name: the hash of a string is kept, that of a code object is not
 
@@ -83,6 +84,13 @@ def stack_lines(frame: FrameType | None) -> tuple[Found | None, bool, Found | No
         (line inside the innermost backward or, outside backward, simply the innermost line; whether there is a backward
         on the stack below which nothing was found; the line that called that backward).
     """
+    found, backward = reader_frame(frame)
+    line = None if found is None else (found.f_code, found.f_lineno)
+    return (None, True, line) if backward else (line, False, None)
+
+
+def reader_frame(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+    """The reader's innermost frame on the stack of ``frame``, and whether a call into the autograd engine is nearer."""
     backward = False
     while frame is not None:
         code = frame.f_code
@@ -90,12 +98,20 @@ def stack_lines(frame: FrameType | None) -> tuple[Found | None, bool, Found | No
         if kind is None:
             kind = kind_of(code.co_filename)
         if kind == READER:
-            found = code, frame.f_lineno
-            return (None, True, found) if backward else (found, False, None)
+            return frame, backward
         if kind == ENGINE and code.co_name == "_engine_run_backward":
             backward = True
         frame = frame.f_back
-    return None, backward, None
+    return None, backward
+
+
+def line_at(spot: Spot | None) -> Found | None:
+    """The line in which an instruction stands."""
+    if spot is None:
+        return None
+    code, instruction = spot
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    return code, next(lines, None) or code.co_firstlineno
 
 
 def place(found: Found | None) -> Place | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._source import Place, place
+from ._source import Place, line_at, place
 from .display import GROUPS, exact_bytes
 
 # What a storage is called when it is several things at once: the first of these that holds.
@@ -24,7 +24,7 @@ class Log:
 
     __slots__ = ("flat",)
 
-    FIELDS = ("kind", "operator", "func", "line", "phase", "live", "delta", "storage", "nbytes", "cuda")
+    FIELDS = ("kind", "operator", "func", "spot", "phase", "live", "delta", "storage", "nbytes", "cuda")
 
     def __init__(self) -> None:
         self.flat: list[Any] = []
@@ -112,9 +112,18 @@ class Replay:
         while self._next_event < len(self.log):
             index, entry = self._next_event, self.log[self._next_event]
             self._play(index, entry)
-            kind, operator, func, line, phase, live, delta, _, _, cuda = entry
+            kind, operator, func, spot, phase, live, delta, _, _, cuda = entry
             yield Event(
-                index, operator, op_name(func), kind, phase, place(line), live, delta, dict(self.totals), *(cuda or ())
+                index,
+                operator,
+                op_name(func),
+                kind,
+                phase,
+                place(line_at(spot)),
+                live,
+                delta,
+                dict(self.totals),
+                *(cuda or ()),
             )
 
     def state_after(self, index: int) -> Replay:
@@ -133,7 +142,7 @@ class Replay:
         found = []
         for nbytes, group, first in self.alive.values():
             entry = self.log[first]
-            found.append(Alive(op_name(entry[2]) or "before the start", place(entry[3]), nbytes, group))
+            found.append(Alive(op_name(entry[2]) or "before the start", place(line_at(entry[3])), nbytes, group))
         return sorted(found, key=lambda a: -a.nbytes)
 
     def _play(self, index: int, entry: tuple) -> None:

@@ -27,48 +27,19 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ._autograd import storages_of
 from ._ledger import Ledger, hide_from_compiler, learn_owners, unwatch_resizes, watch_resizes
-from ._plain_call import ORDINARY, kind_of, plain_call
+from ._mode_stack import Again, take_off
+from ._plain_call import plain_call
 from ._roles import Roles
 from ._timeline import Alive, Event, Replay
+from ._traits import COMPOSES, EXCHANGES, FRESH, MIND, WRITES, known_traits, traits_of
 from .display import round_bytes
 
-_COMPOSES, _EXCHANGES, _FRESH, _WRITES, _MIND = 1, 2, 4, 8, 16
-_traits: dict[int, int] = {}  # by id, as an operator's own hash is slow
-_asked: list[Any] = []  # the operators themselves, so that no other can get the id of one
-
-
-def _traits_of(func: Any) -> int:
-    """What has to be known of an operator before it runs."""
-    traits = 0
-    if isinstance(func, torch._ops.OpOverload):
-        name, schema = func.name(), func._schema
-        known = torch._C._dispatch_has_kernel(name)  # some of TorchScript's operators are not, and asking more raises
-        if known and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
-            traits |= _COMPOSES  # of other operators
-        writes = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        if schema.name.endswith(("::resize_", "::resize_as_", "::resize_as_sparse_", "::set_")) or any(
-            a.kwarg_only for a in writes
-        ):
-            traits |= _EXCHANGES  # may give an argument other memory, or resize it
-        elif writes:
-            traits |= _WRITES  # gives only a sparse argument other memory
-        if schema.name in ("aten::lift_fresh", "aten::lift"):
-            traits |= _FRESH  # torch.tensor(...) makes its memory unseen and hands it to one of these
-    if kind_of(func) != ORDINARY:
-        traits |= _MIND  # inside a mode it would give other results, or count no version
-    _traits[id(func)] = traits
-    _asked.append(func)
-    return traits
+_Tensor, _STRIDED = torch.Tensor, torch.strided  # each step to a name costs, once for every operator
 
 
 class MemoryTracker(Ledger, TorchDispatchMode):
@@ -171,7 +142,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             watch_resizes(self)
             return super().__enter__()
         except BaseException:
-            _take_off(self)
+            take_off(self)
             unwatch_resizes(self)
             self._roles.stop()
             self._state, self._line = "new", None
@@ -184,7 +155,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
                 f"this MemoryTracker {when}, so its block cannot end: enter and leave it once, by `with`"
             )
         try:
-            if not _take_off(self):
+            if not take_off(self):
                 raise RuntimeError(
                     "this MemoryTracker ends in another thread than it began in, or inside an operator: "
                     "enter and leave it in one thread, between operators, by `with`"
@@ -224,44 +195,45 @@ class MemoryTracker(Ledger, TorchDispatchMode):
         return hide_from_compiler is None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if self._roles is None:  # its block ended where it could not be taken off the stack of modes
+        roles = self._roles
+        if roles is None:  # its block ended where it could not be taken off the stack of modes
             return func(*args, **(kwargs or {}))
-        traits = _traits.get(id(func))
+        traits = known_traits.get(id(func))
         if traits is None:
-            traits = _traits_of(func)
+            traits = traits_of(func)
         if traits:
-            if traits & _COMPOSES:
+            if traits & COMPOSES:
                 # Inference tensors bring compositions here whole. Their parts allocate, so each is run in our sight;
                 # not by `decompose`, which prefers decompositions in Python that take other memory than the work.
-                with _Again(self):
+                with Again(self):
                     return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))
-            if traits & _EXCHANGES or (traits & _WRITES and _is_sparse(args)):
+            if traits & EXCHANGES or (traits & WRITES and _is_sparse(args)):
                 self._see(args, kwargs)
-                traits |= _FRESH  # what is still unfiled afterwards is new
+                traits |= FRESH  # what is still unfiled afterwards is new
         self._func = func
-        recorded = self._follow and self._roles.before(args)
-        if traits & _MIND:
+        recorded = self._follow and roles.before(args)
+        if traits & MIND:
             out = plain_call(func, args, kwargs)
         else:
             out = func(*args, **kwargs) if kwargs else func(*args)
         self.operators += 1
-        if type(out) is torch.Tensor and out.layout is torch.strided:
+        if type(out) is _Tensor and out.layout is _STRIDED:
             storage = out.untyped_storage()
             known = self._storages.get(storage._cdata)
             if known is None or known() is not storage or known.counted + known.outside != storage.nbytes():
                 if out._is_zerotensor():  # claims bytes and holds none; forward-mode derivatives make such
                     self._disregard(storage)
                 else:
-                    self._arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
+                    self._arrived(storage, args, kwargs, bool(traits & FRESH))
             if recorded:
-                self._roles.results.append(weakref.ref(out))
+                roles.results.append(weakref.ref(out))
         elif out is not None:
-            for tensor in tree_leaves(out):
-                if isinstance(tensor, torch.Tensor):
+            for part in out if isinstance(out, (tuple, list)) else (out,):
+                for tensor in (part,) if isinstance(part, _Tensor) else _tensors_in(part):
                     for storage in storages_of(tensor):
-                        self._arrived(storage, args, kwargs, is_new=bool(traits & _FRESH))
+                        self._arrived(storage, args, kwargs, bool(traits & FRESH))
                     if recorded:
-                        self._roles.results.append(weakref.ref(tensor))
+                        roles.results.append(weakref.ref(tensor))
         return out
 
     def _settle(self) -> None:
@@ -320,45 +292,9 @@ if hide_from_compiler is not None:
     hide_from_compiler(MemoryTracker.__torch_dispatch__)
 
 
-_FLAGS = (  # what PyTorch's modes note when they are entered, to put it back when they are left
-    "old_dispatch_mode_flags",
-    "old_non_infra_dispatch_mode_flags",
-    "old_without_ignore_compile_internals_dispatch_mode_flags",
-)
-
-
-def _take_off(tracker: MemoryTracker) -> bool:
-    """Takes a tracker off the calling thread's stack of modes, from under others too. Returns whether it was there."""
-    stack = _get_current_dispatch_mode_stack()
-    places = [place for place, mode in enumerate(stack) if mode is tracker]
-    if not places:
-        return False
-    above = stack[places[-1] + 1 :]
-    if above:  # the next mode was entered while the tracker ran, and is to put back what was there before the tracker
-        earlier = sum(mode is above[0] for mode in stack[: places[-1]])
-        for name in _FLAGS:
-            ours, theirs = getattr(tracker, name, None), getattr(above[0], name, None)
-            if ours and theirs and earlier < len(theirs):
-                ours[-1], theirs[earlier] = theirs[earlier], ours[-1]
-    for _ in above:
-        _pop_mode()
-    TorchDispatchMode.__exit__(tracker, None, None, None)
-    for mode in above:
-        _push_mode(mode)
-    return True
-
-
-class _Again:
-    """Puts a tracker back on PyTorch's stack of modes for the parts of a composition."""
-
-    def __init__(self, tracker: MemoryTracker):
-        self.tracker = tracker
-
-    def __enter__(self) -> None:
-        TorchDispatchMode.__enter__(self.tracker)
-
-    def __exit__(self, *exc: Any) -> None:
-        TorchDispatchMode.__exit__(self.tracker, *exc)
+def _tensors_in(part: Any) -> Iterable[torch.Tensor]:
+    """What an operator returned that is no tensor itself: most often a number."""
+    return filter(torch.is_tensor, tree_leaves(part)) if isinstance(part, (tuple, list, dict)) else ()
 
 
 def _is_sparse(args: tuple) -> bool:

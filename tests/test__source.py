@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers import _source
-from helpers._source import LIBRARY, READER, Place, kind_of, place, stack_lines
+from helpers._source import LIBRARY, READER, Place, kind_of, line_at, place, reader_frame, stack_lines
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,28 @@ def test_a_line_inside_backward_is_told_from_the_call():
 def test_no_frame_has_no_line():
     assert stack_lines(None) == (None, False, None)
     assert place(None) is None
+    assert line_at(None) is None
+
+
+def test_an_instruction_stands_in_the_line_that_its_frame_tells():
+    def lines_of(frame):
+        return (frame.f_code, frame.f_lineno), line_at((frame.f_code, frame.f_lasti))
+
+    seen = []
+    for step in range(3):
+        seen.append(lines_of(sys._getframe()))
+        if step:
+            seen.append(lines_of(sys._getframe()))
+    assert all(told == read for told, read in seen)
+    assert len({told[1] for told, _ in seen}) == 2
+
+
+def test_the_frame_inside_backward_is_that_of_the_call():
+    seen = []
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda grad: seen.append(reader_frame(sys._getframe(1))))
+    x.sum().backward()
+    ((frame, backward),) = seen
+    assert backward and frame is sys._getframe()
+    assert reader_frame(frame) == (frame, False)
+    assert reader_frame(None) == (None, False)
