@@ -6,14 +6,26 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 ROOT = Path(__file__).resolve().parent.parent
+BROWSER_FLAGS = [
+    "--no-sandbox",  # Chromium's own does not start for root, as which containers run
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +67,15 @@ def chromium() -> str:
         message = f"no browser: none of {', '.join(names)} is on PATH (Debian: apt install chromium)"
         (pytest.fail if os.environ.get("TENSOR_LAB_REQUIRE_BROWSER") else pytest.skip)(message)
     return path
+
+
+# Not for the whole session: as long as it runs, no test can run an event loop of its own.
+@pytest.fixture(scope="module")
+def browser(chromium) -> Iterator[Browser]:
+    """A running Chromium without a window."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=BROWSER_FLAGS)
+        yield running
+        running.close()

@@ -35,14 +35,6 @@ SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
-FLAGS = [
-    "--no-sandbox",  # Chromium's own does not start for root, as which containers run
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 class Deadline:
@@ -134,16 +126,6 @@ def _address(server: subprocess.Popen, runtime: Path, token: str, log: Path, dea
     raise AssertionError("unreachable")
 
 
-@pytest.fixture(scope="module")
-def browser(chromium):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield running
-        running.close()
-
-
 class Notebook:
     """One notebook in one page. Nothing here awaits a promise of the page: one that never settles would hang."""
 
@@ -220,12 +202,25 @@ def check_pictures(pictures: list[dict], expected: int) -> None:
 
 
 def pictures_of(cells: list[dict]) -> dict[str, int]:
-    """Cell id -> how many pictures its outputs hold, as HTML."""
+    """Cell id -> how many pictures its outputs hold: in HTML or, where there is none, as images."""
     found = {}
     for cell in cells:
-        parts = [output.get("data", {}).get("text/html", "") for output in cell.get("outputs", [])]
-        found[cell["id"]] = sum(len(PICTURE.findall("".join(part))) for part in parts)
+        all_data = [output.get("data", {}) for output in cell.get("outputs", [])]
+        found[cell["id"]] = sum(
+            len(PICTURE.findall("".join(data.get("text/html", "")))) or any(mime.startswith("image/") for mime in data)
+            for data in all_data
+        )
     return {cell: number for cell, number in found.items() if number}
+
+
+def test_pictures_are_counted_in_every_form():
+    forms = [
+        {"text/html": ["<img a>", "<img b>"], "image/png": ""},
+        {"image/svg+xml": "<svg/>"},
+        {"text/plain": "<img>"},
+    ]
+    cells = [{"id": str(i), "outputs": [{"data": data}]} for i, data in enumerate(forms)]
+    assert pictures_of(cells) == {"0": 2, "1": 1}
 
 
 @pytest.fixture(scope="module")
