@@ -6,7 +6,7 @@ behind, has rounds of its own. So neither the drift of a shared machine nor what
 on one side. The plain step against itself is the noise. Figures are ratios of CPU time on one thread, medians over the
 rounds.
 
-Below each table the same ratios are worked out from what noise can do little to: how many operators a step has, and
+Below each table the same ratios are worked out from what noise moves less: how many operators a step has, and
 what each costs more in the same network made narrow, where the operators are as many and next to nothing is computed.
 That is a lower bound. Between the operators of a wide network the caches are emptied, and the code and the data of any
 mode come from afar each time; the last table shows what that does to one multiplication.
