@@ -7,8 +7,6 @@ neighbours and nobody else: after Dettmers et al., 8-bit Optimizers via Block-wi
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch import nn
 from ._packing import Block, Packer
 from ._pieces import Geometry, Piece, elements_of, piece_of, room_for, spread
 from ._policy import Policy
+from ._tally import Tally
 
 DTYPES = (torch.bfloat16, torch.float16, torch.int8)
 _BLOCK = 256
@@ -26,34 +25,16 @@ _LARGEST = 127  # so that both signs have the same steps
 class Small:
     """Elements in fewer bytes, for as long as somebody holds this object."""
 
-    __slots__ = ("store", "values", "scales", "nbytes", "__weakref__")
+    __slots__ = ("tally", "values", "scales", "nbytes", "__weakref__")
 
-    def __init__(self, store: Tally, values: torch.Tensor, scales: torch.Tensor | None):
-        self.store, self.values, self.scales = store, values, scales
+    def __init__(self, tally: Tally, values: torch.Tensor, scales: torch.Tensor | None):
+        self.tally, self.values, self.scales = tally, values, scales
         self.nbytes = values.nbytes + (scales.nbytes if scales is not None else 0)
-        store.add(self.nbytes)
+        tally.add(self.nbytes)
 
     def __del__(self) -> None:
-        self.store.add(-self.nbytes)
-
-
-class Tally:
-    """How many bytes are kept in all; added to from any thread, also while an object dies in the midst of it."""
-
-    def __init__(self) -> None:
-        self._changes: deque[int] = deque()
-        self._lock = threading.Lock()
-        self._sum = 0
-
-    def add(self, nbytes: int) -> None:
-        self._changes.append(nbytes)
-
-    @property
-    def live_bytes(self) -> int:
-        with self._lock:
-            for _ in range(len(self._changes)):
-                self._sum += self._changes.popleft()
-            return self._sum
+        if hasattr(self, "nbytes"):
+            self.tally.add(-self.nbytes)
 
 
 class Compressor(Packer):
@@ -83,9 +64,11 @@ class Compressor(Packer):
     def _in_blocks(self, elements: torch.Tensor) -> Small | None:
         blocks = torch.nn.functional.pad(elements, (0, -elements.numel() % _BLOCK)).view(-1, _BLOCK)
         scales = blocks.abs().amax(1, keepdim=True).float() / _LARGEST
-        if not bool(torch.isfinite(scales).all()):
+        # The largest element comes back as 127 scales, which may be rounded up and out of the range of its dtype.
+        if not bool(torch.isfinite((scales * _LARGEST).to(elements.dtype)).all()):
             return None
-        steps = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-_LARGEST, _LARGEST)
+        # What is so small that its scale is 0 comes back as 0.
+        steps = (blocks / torch.where(scales > 0, scales, 1)).round_().clamp_(-_LARGEST, _LARGEST)
         return Small(self.store, steps.to(torch.int8).view(-1)[: elements.numel()].clone(), scales)
 
     def _bring(self, block: Block, geometry: Geometry) -> tuple[torch.Tensor, int]:
@@ -104,6 +87,10 @@ class Compressor(Packer):
     def _size_of(self, block: Block) -> int:
         return block.place.nbytes
 
-    def _same(self, block: Block, alias: torch.Tensor) -> bool:
+    def _same(self, block: Block, alias: torch.Tensor) -> bool | None:
+        if alias.device.type != "cpu":
+            return None
         other: Any = self._put(alias, block.piece)
-        return other is not None and torch.equal(other.values, block.place.values)
+        if other is None or not torch.equal(other.values, block.place.values):
+            return False
+        return other.scales is None or torch.equal(other.scales, block.place.scales)

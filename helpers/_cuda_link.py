@@ -7,14 +7,15 @@ of data transfer and kernel execution") and PyTorch's for memory that two stream
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 
 import torch
 
 from ._autograd import Unseen
+from ._locks import new_lock
 from ._pieces import Piece, room_for
+from ._tally import Tally
 
 POOL_BYTES = 4 << 30  # pinned memory is lost to all other programs; what is beyond goes to pageable memory, and waits
 _SMALLEST = 1 << 16
@@ -32,7 +33,7 @@ class PinnedPool:
         self.limit, self.make = limit, make
         self.total_bytes = 0
         self._waiting: dict[int, list[torch.Tensor]] = {}  # by size, a power of two
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def take(self, nbytes: int) -> torch.Tensor | None:
         """A buffer of at least ``nbytes``, or None where that would be beyond the limit."""
@@ -44,7 +45,10 @@ class PinnedPool:
                 self._forget(self.total_bytes + size - self.limit)
             if self.total_bytes + size > self.limit:
                 return None
-            buffer = self.make(size)
+            try:
+                buffer = self.make(size)
+            except RuntimeError:  # the machine has no more of it
+                return None
             self.total_bytes += size
             return buffer
 
@@ -65,12 +69,12 @@ class PinnedPool:
 class Sent:
     """Bytes of a CUDA device in the memory of the CPU, for as long as somebody holds this object."""
 
-    __slots__ = ("link", "buffer", "pinned", "piece", "item", "before", "arriving", "dropped", "__weakref__")
+    __slots__ = ("link", "buffer", "pinned", "piece", "item", "before", "arriving", "tally", "__weakref__")
 
     def __del__(self) -> None:
         if self.pinned:
             self.link.pool.give_back(self.buffer)
-        self.dropped(self.piece.nbytes)
+        self.tally.add(-self.piece.nbytes)
 
 
 class CudaLink:
@@ -90,24 +94,21 @@ class CudaLink:
             self.pool = PinnedPool(pool_bytes, lambda n: torch.empty(n, dtype=torch.uint8, pin_memory=True))
         self._latest: weakref.ref[Sent] | None = None
 
-    def send(self, flat: torch.Tensor, piece: Piece, item: int, dropped: Callable[[int], None]) -> Sent:
-        """Starts the copy of a one-dimensional uint8 tensor to the CPU.
-
-        Args:
-            dropped: called with the number of bytes when the copy dies.
-        """
+    def send(self, flat: torch.Tensor, piece: Piece, item: int, tally: Tally) -> Sent:
+        """Starts the copy of a one-dimensional uint8 tensor to the CPU; ``tally`` has its bytes while it lives."""
         sent = Sent()
-        sent.link, sent.piece, sent.item, sent.dropped = self, piece, item, dropped
-        sent.arriving = None
+        sent.link, sent.piece, sent.item, sent.tally = self, piece, item, tally
+        sent.arriving = sent.buffer = None
         sent.pinned = False
-        sent.buffer = buffer = self.pool.take(piece.nbytes) if self.pool is not None else None
+        tally.add(piece.nbytes)  # and from here on `__del__` takes them off, whatever happens
+        buffer = self.pool.take(piece.nbytes) if self.pool is not None else None
         if buffer is None:
             sent.buffer = flat.cpu()
         else:
+            sent.buffer, sent.pinned = buffer, True
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
                 buffer[: piece.nbytes].copy_(flat, non_blocking=True)
-            sent.pinned = True
             flat.record_stream(self.stream)  # its memory goes to nobody else before the copy has read it
         sent.before, self._latest = self._latest, weakref.ref(sent)
         return sent

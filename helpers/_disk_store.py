@@ -6,48 +6,25 @@ system frees its blocks when the last descriptor closes. Reads and writes are po
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import errno
 import os
-import shutil
 import tempfile
-import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ._autograd import Unseen
-from ._pieces import Piece, room_for
+from ._file_room import FileRoom
+from ._locks import new_lock
+from ._offload_error import NO_UNLINK, RUN_AGAIN, OffloadError, from_system
+from ._pieces import Piece, room_for, same_bytes
+from ._tally import Tally
 
-_PAGE = 4096
-_NO_UNLINK = (
-    "This platform does not take the name off a file that is open, so a crash would leave the file behind: use "
-    "offload_to_cpu, or Linux or macOS."
-)
-
-
-class OffloadError(RuntimeError):
-    """A tensor could not be written to the file, or what is in the file is not what was written.
-
-    Attributes:
-        folder: where the file is.
-        bytes_wanted, bytes_free: what was to be written or read, and what the folder's file system has left.
-    """
-
-    def __init__(self, what: str, folder: Path, bytes_wanted: int, advice: str):
-        self.folder, self.bytes_wanted, self.bytes_free = folder, bytes_wanted, _free_bytes(folder)
-        free = "unknown" if self.bytes_free is None else f"{self.bytes_free:,} B"
-        super().__init__(f"{what}\nFolder: {folder}; wanted: {bytes_wanted:,} B; free there: {free}.\n{advice}")
-
-
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
+_CHUNK = 1 << 18  # what is compared at once: it stays in a core's cache
 
 
 class Place:
@@ -69,18 +46,31 @@ class DiskStore:
         folder: where; made by nobody here. None is the system's folder for temporary files.
 
     Raises:
-        OffloadError: if the folder is missing, is no folder, cannot be written to, if no descriptor is left, or if the
-            platform cannot take the name off an open file.
+        OffloadError: by `open`, if the folder is missing, is no folder, cannot be written to, if no descriptor is left,
+            or if the platform cannot take the name off an open file.
     """
 
     def __init__(self, folder: str | os.PathLike | None = None):
+        self.given_folder = folder
         self.folder = Path(tempfile.gettempdir() if folder is None else folder).absolute()
-        self.file = _File(self.folder)
-        _stores.add(self)
+        self.tally = Tally()
+        self.file = _File(self.folder, self.tally)
+        _stores[id(self)] = self
+
+    def open(self) -> None:
+        """Opens the file, if it is not open, so that what is wrong with the folder is said early."""
+        self._usable_file().open()
 
     def put(self, flat: torch.Tensor, piece: Piece, item: int) -> Place:
         """Writes a one-dimensional uint8 tensor; what comes back stands for the copy, and keeps it."""
-        return self.file.write(flat.cpu())
+        flat = flat.cpu()
+        place = self._usable_file().write(flat)
+        if place is None:  # somebody else was at the file: it is left to those who still hope to read it
+            place = self._usable_file().write(flat)
+        if place is None:
+            what = "offload_to_disk's file is written to by somebody else all the time."
+            raise OffloadError(what, self.folder, flat.numel(), RUN_AGAIN)
+        return place
 
     def bring(self, place: Place, piece: Piece, item: int, device: torch.device) -> tuple[torch.Tensor, int]:
         """(New memory on ``device``, uint8, with the bytes in it, where in it they start)."""
@@ -93,60 +83,64 @@ class DiskStore:
                 into.copy_(read)
         return near, shift
 
-    def same(self, place: Place, flat: torch.Tensor) -> bool:
-        """Whether the bytes are still those of ``flat``."""
-        stored = torch.empty(place.nbytes, dtype=torch.uint8)
-        place.file.read(place, stored)
-        return torch.equal(stored, flat.cpu())
+    def same(self, place: Place, flat: torch.Tensor) -> bool | None:
+        """Whether the bytes are those of ``flat`` still; None of a device, which would have to be waited for."""
+        if flat.device.type != "cpu":
+            return None
+        read = torch.empty(min(place.nbytes, _CHUNK), dtype=torch.uint8)
+        for start in range(0, place.nbytes, _CHUNK):
+            part = flat[start : start + _CHUNK]
+            try:
+                place.file.read(place, read[: part.numel()], start)
+            except OffloadError:
+                return False  # the one who needs them will hear of it
+            if not same_bytes(read[: part.numel()], part):
+                return False
+        return True
 
     @property
     def live_bytes(self) -> int:
         """Bytes that somebody still holds a place of."""
-        return self.file.tally.live
+        return self.tally.live_bytes
 
     @property
     def file_bytes(self) -> int:
         """How long the file is now."""
-        return self.file.end
+        return self.file.room.length
+
+    def _usable_file(self) -> _File:
+        file = self.file
+        if file.spoiled:
+            file = self.file = _File(self.folder, self.tally)
+        return file
 
     def _before_fork(self) -> None:
         # Parent and child would share the descriptor, and each would write over what the other still reads.
         self.file.shared = True
 
-    def _after_fork(self, *, child: bool) -> None:
-        if child:
-            self.file.lock = threading.Lock()  # another thread may have held it, and is not here to release it
-        self.file = self.file.successor()
-
-
-class _Tally:
-    """Bytes that somebody holds a place of; one count for all files of a store."""
-
-    live = 0
+    def _after_fork(self) -> None:
+        if self.file.descriptor is None:
+            self.file.shared = False
+        else:
+            self.file = _File(self.folder, self.tally)
 
 
 class _File:
     """One file: its descriptor, and which parts of it are in use."""
 
-    def __init__(self, folder: Path, tally: _Tally | None = None):
-        self.folder = folder
-        self.tally = _Tally() if tally is None else tally
-        self.shared = False
-        self.end = 0
-        self.free: list[tuple[int, int]] = []  # (offset, length), by offset, no two of them side by side
-        self.lock = threading.Lock()
+    def __init__(self, folder: Path, tally: Tally):
+        self.folder, self.tally = folder, tally  # one tally for all files of a store
+        self.shared = False  # with another process: no place is used twice
+        self.spoiled = ""  # what somebody else did to it; nothing in it can be relied on
+        self.room = FileRoom()
+        self.lock = new_lock()
         self.dropped: deque[tuple[int, int]] = deque()  # by __del__, which may run while this thread holds the lock
-        self.writing, self.changed_at = 0, 0  # how many threads are at it, and when the file changed last by their hand
         self.descriptor: int | None = None
-
-    def successor(self) -> _File:
-        """The file to go on with after a fork: another one, if this one has been written to."""
-        if self.descriptor is None:
-            self.shared = False
-        return _File(self.folder, self.tally) if self.shared else self
+        self.identity = 0, 0
+        self.writing, self.changed_at = 0, 0  # how many threads are at it, and when the file changed last by their hand
+        self.length = 0  # what it is at least, by their hand
 
     def open(self) -> None:
-        """Opens the file, if it is not open, so that what is wrong with the folder is said early."""
         with self.lock:
             self._open()
 
@@ -154,64 +148,85 @@ class _File:
         if self.descriptor is not None:
             return
         if not hasattr(os, "pwrite"):
-            raise OffloadError("offload_to_disk needs positional reads and writes.", self.folder, 0, _NO_UNLINK)
+            raise OffloadError("offload_to_disk needs positional reads and writes.", self.folder, 0, NO_UNLINK)
         try:
             descriptor = _nameless(self.folder)
         except OSError as error:
-            why, advice = _reason(error, self.folder)
-            raise OffloadError(f"offload_to_disk cannot make a file: {why}.", self.folder, 0, advice) from error
-        self.descriptor = descriptor
+            raise from_system("offload_to_disk cannot make a file", error, self.folder, 0) from error
         # Not at exit: a number that is closed there may be another file's by the time the last graph is dropped.
-        weakref.finalize(self, os.close, descriptor).atexit = False
+        weakref.finalize(self, _close, descriptor, identity := _identity(os.fstat(descriptor))).atexit = False
+        self.descriptor, self.identity = descriptor, identity
+        self._changed_by_us()
 
-    def write(self, flat: torch.Tensor) -> Place:
+    def write(self, flat: torch.Tensor) -> Place | None:
+        """Writes a one-dimensional uint8 tensor to a place of its own; None if the file turns out to be spoiled."""
         nbytes = flat.numel()
-        with self.lock:
-            self._open()
-            place = Place(self, self._take(nbytes), nbytes)
-            self.tally.live += nbytes
-            self.writing += 1
         try:
-            _write_all(self.descriptor, flat, place.offset)
-        except BaseException as error:
-            del place  # else the traceback keeps it, and its room in the file
-            if not isinstance(error, OSError):
-                raise
-            why, advice = _reason(error, self.folder)
-            what = f"offload_to_disk could not write a saved tensor: {why}."
-            raise OffloadError(what, self.folder, nbytes, advice) from error
-        finally:
             with self.lock:
-                self.writing -= 1
-                self._changed_by_us()
+                self._open()
+                self._look()
+                if self.spoiled:
+                    return None
+                place = Place(self, self.room.take(nbytes, only_new=self.shared), nbytes)
+                self.tally.add(nbytes)
+                self.writing += 1
+            try:
+                _write_all(self.descriptor, flat, place.offset)
+            except BaseException:
+                del place  # else the traceback keeps it, and its room in the file
+                raise
+            finally:
+                with self.lock:
+                    self.writing -= 1
+                    self._changed_by_us()
+        except OSError as error:
+            raise from_system("offload_to_disk could not write a saved tensor", error, self.folder, nbytes) from error
+        finally:
             self.settle()
         return place
 
-    def read(self, place: Place, into: torch.Tensor) -> None:
-        again = "Its gradient cannot be computed: run forward again, with a folder that nobody else writes to."
+    def read(self, place: Place, into: torch.Tensor, start: int = 0) -> None:
+        """Fills a one-dimensional uint8 tensor with what is in ``place`` from ``start`` on."""
         try:
-            got = _read_all(self.descriptor, into, place.offset)
-            changed_at = os.fstat(self.descriptor).st_mtime_ns
+            got = _read_all(self.descriptor, into, place.offset + start)
         except OSError as error:
-            why, advice = _reason(error, self.folder)
-            what = f"offload_to_disk could not read a saved tensor: {why}."
-            raise OffloadError(what, self.folder, place.nbytes, advice) from error
-        if got != place.nbytes:
-            raise OffloadError(
-                f"offload_to_disk's file was cut short by somebody else: {got:,} B of a saved tensor are left.",
-                self.folder,
-                place.nbytes,
-                again,
-            )
-        with self.lock:
-            if not self.writing and changed_at > self.changed_at:
-                what = "offload_to_disk's file was written to by somebody else."
-                raise OffloadError(what, self.folder, place.nbytes, again)
+            with self.lock:
+                self._look()
+            if not self.spoiled:
+                what = "offload_to_disk could not read a saved tensor"
+                raise from_system(what, error, self.folder, place.nbytes) from error
+        else:
+            with self.lock:
+                self._look()
+                if got != into.numel() and not self.spoiled:
+                    self.spoiled = f"was cut short by somebody else: {got:,} B of a saved tensor are left"
+        self.settle()
+        if self.spoiled:
+            raise OffloadError(f"offload_to_disk's file {self.spoiled}.", self.folder, place.nbytes, RUN_AGAIN)
+
+    def _look(self) -> None:
+        """Notes whether somebody else was at the file. A write of ours would hide it, so this comes before each."""
+        if self.spoiled:
+            return
+        try:
+            found = os.fstat(self.descriptor)
+        except OSError:
+            found = None
+        if found is None or _identity(found) != self.identity:
+            self.spoiled = "was closed by somebody else, as os.closerange() does"
+        elif found.st_size < self.length:
+            self.spoiled = f"was cut short by somebody else: {found.st_size:,} B of {self.length:,} B are left"
+        elif not self.writing and found.st_mtime_ns > self.changed_at:
+            # Within one tick of the file system's clock, a few milliseconds, this cannot be told from our own write.
+            self.spoiled = "was written to by somebody else"
 
     def _changed_by_us(self) -> None:
-        self.changed_at = max(self.changed_at, os.fstat(self.descriptor).st_mtime_ns)
+        found = os.fstat(self.descriptor)
+        self.changed_at = max(self.changed_at, found.st_mtime_ns)
+        self.length = max(self.length, found.st_size)
 
     def drop(self, offset: int, nbytes: int) -> None:
+        self.tally.add(-nbytes)
         self.dropped.append((offset, nbytes))
         self.settle()
 
@@ -221,42 +236,23 @@ class _File:
             try:
                 while self.dropped:
                     offset, nbytes = self.dropped.popleft()
-                    self.tally.live -= nbytes
                     if not self.shared:
-                        self._give_back(offset, _pages(nbytes))
+                        self.room.give_back(offset, nbytes)
             finally:
                 self.lock.release()
 
-    def _take(self, nbytes: int) -> int:
-        length = _pages(nbytes)
-        if not self.shared:
-            for index, (offset, free) in enumerate(self.free):
-                if free >= length:
-                    if free == length:
-                        del self.free[index]
-                    else:
-                        self.free[index] = offset + length, free - length
-                    return offset
-        offset = self.end
-        self.end += length
-        return offset
 
-    def _give_back(self, offset: int, length: int) -> None:
-        index = bisect.bisect(self.free, (offset,))
-        if index < len(self.free) and offset + length == self.free[index][0]:
-            length += self.free.pop(index)[1]
-        if index and sum(self.free[index - 1]) == offset:
-            index -= 1
-            before = self.free.pop(index)
-            offset, length = before[0], before[1] + length
-        if offset + length == self.end:
-            self.end = offset  # the file keeps its length: pages that are there are written faster than new ones
-        else:
-            self.free.insert(index, (offset, length))
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // _PAGE) * _PAGE
+def _close(descriptor: int, identity: tuple[int, int]) -> None:
+    """Closes the file, unless somebody did, and the number is now another file's or nobody's."""
+    try:
+        if _identity(os.fstat(descriptor)) == identity:
+            os.close(descriptor)
+    except OSError:
+        pass
 
 
 def _nameless(folder: Path) -> int:
@@ -275,28 +271,6 @@ def _nameless(folder: Path) -> int:
         os.unlink(name)
         raise
     return descriptor
-
-
-def _reason(error: OSError, folder: Path) -> tuple[str, str]:
-    """(Why, what to do about it)."""
-    why = f"{error.strerror} ({errno.errorcode.get(error.errno, error.errno)})"
-    advice = "Name another folder: offload_to_disk(folder=...)."
-    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        advice = (
-            "Free some room, name a folder on a larger disk (offload_to_disk(folder=...)), or keep more in memory "
-            "(a larger min_bytes, or a policy). Parameters and gradients are as they were before this step."
-        )
-    elif error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "This process has no descriptor left: close files, raise `ulimit -n`, or share one offload_to_disk."
-    elif error.errno == errno.ENOENT:
-        advice = "The folder does not exist: make it first, or name another (offload_to_disk(folder=...))."
-    elif isinstance(error, PermissionError) and os.access(folder, os.W_OK):
-        advice = _NO_UNLINK
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        advice = "The folder cannot be written to: name another (offload_to_disk(folder=...))."
-    elif error.errno == errno.ENOTDIR:
-        advice = "That is a file: name a folder (offload_to_disk(folder=...))."
-    return why, advice
 
 
 def _write_all(descriptor: int, flat: torch.Tensor, offset: int) -> None:
@@ -325,23 +299,18 @@ def _view(flat: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * flat.numel()).from_address(flat.data_ptr())).cast("B")
 
 
-_stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+_stores: weakref.WeakValueDictionary[int, DiskStore] = weakref.WeakValueDictionary()
 
 
-def _before() -> None:
-    for store in list(_stores):
-        store._before_fork()
-
-
-def _in_parent() -> None:
-    for store in list(_stores):
-        store._after_fork(child=False)
-
-
-def _in_child() -> None:
-    for store in list(_stores):
-        store._after_fork(child=True)
+def _each_store(do: Callable[[DiskStore], None]) -> None:
+    for ref in _stores.valuerefs():  # a list, which no other thread makes longer meanwhile
+        if (store := ref()) is not None:
+            do(store)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(
+        before=lambda: _each_store(DiskStore._before_fork),
+        after_in_parent=lambda: _each_store(DiskStore._after_fork),
+        after_in_child=lambda: _each_store(DiskStore._after_fork),
+    )

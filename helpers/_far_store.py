@@ -6,26 +6,27 @@ CUDA device they go over a `CudaLink`.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-
 import torch
 
 from ._autograd import Unseen
 from ._cuda_link import CudaLink
-from ._pieces import Piece, room_for
+from ._locks import new_lock
+from ._pieces import Piece, room_for, same_bytes
+from ._tally import Tally
 
 
 class Place:
     """Bytes in the far memory, for as long as somebody holds this object."""
 
-    __slots__ = ("store", "buffer", "nbytes", "__weakref__")
+    __slots__ = ("tally", "buffer", "__weakref__")
 
-    def __init__(self, store: FarStore, buffer: torch.Tensor, nbytes: int):
-        self.store, self.buffer, self.nbytes = store, buffer, nbytes
+    def __init__(self, tally: Tally, buffer: torch.Tensor):
+        self.tally, self.buffer = tally, buffer
+        tally.add(buffer.numel())
 
     def __del__(self) -> None:
-        self.store.drop(self.nbytes)
+        if hasattr(self, "buffer"):
+            self.tally.add(-self.buffer.numel())
 
 
 class FarStore:
@@ -36,25 +37,25 @@ class FarStore:
     """
 
     def __init__(self, pin_memory: bool | None = None):
+        if pin_memory not in (None, True, False):
+            raise TypeError(f"pin_memory is True, False or None; got {pin_memory!r}")
         self.pin_memory = pin_memory
-        self.live_bytes = 0
+        self.tally = Tally()
         self.from_cpu = False  # whether anything came from the memory that it went to
-        self._lock = threading.Lock()
-        self._dropped: deque[int] = deque()
+        self._lock = new_lock()
         self._links: dict[torch.device, CudaLink] = {}
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that somebody still holds a place of."""
+        return self.tally.live_bytes
 
     def put(self, flat: torch.Tensor, piece: Piece, item: int) -> object:
         """Copies a one-dimensional uint8 tensor; what comes back stands for the copy, and keeps it."""
-        with self._lock:
-            self.live_bytes += piece.nbytes
         if flat.device.type != "cpu":
-            return self._link(flat.device).send(flat, piece, item, dropped=self.drop)
+            return self._link(flat.device).send(flat, piece, item, self.tally)
         self.from_cpu = True
-        try:
-            return Place(self, flat.clone(), piece.nbytes)
-        except BaseException:
-            self.drop(piece.nbytes)
-            raise
+        return Place(self.tally, flat.clone())
 
     def bring(self, place: object, piece: Piece, item: int, device: torch.device) -> tuple[torch.Tensor, int]:
         """(New memory on ``device``, uint8, with the bytes in it, where in it they start)."""
@@ -65,20 +66,9 @@ class FarStore:
             near[shift : shift + piece.nbytes].copy_(place.buffer)
         return near, shift
 
-    def same(self, place: object, flat: torch.Tensor) -> bool:
-        """Whether the bytes are still those of ``flat``; taken for granted where the question costs a transfer."""
-        return flat.device.type != "cpu" or torch.equal(place.buffer, flat)
-
-    def drop(self, nbytes: int) -> None:
-        """Called when a copy dies, from any thread and even while this one holds the lock."""
-        self._dropped.append(nbytes)
-        while self._dropped and self._lock.acquire(blocking=False):
-            try:
-                self.live_bytes -= self._dropped.popleft()
-            except IndexError:  # another thread was faster
-                pass
-            finally:
-                self._lock.release()
+    def same(self, place: object, flat: torch.Tensor) -> bool | None:
+        """Whether the bytes are those of ``flat`` still; None of a device, which would have to be waited for."""
+        return same_bytes(place.buffer, flat) if flat.device.type == "cpu" else None
 
     def _link(self, device: torch.device) -> CudaLink:
         with self._lock:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ._autograd import _PLAIN, Unseen, saved_slots
-from ._blame import node_name
+from ._autograd import Unseen
 from ._hook_pairs import active_pair
+from ._locks import new_lock
 from ._pieces import Geometry, Piece, bytes_of, geometry_of, laid_over, piece_of, room_for, seen_as, spread
 from ._policy import Choice, Policy
-from ._slots import first_sentence, is_output
+from ._stand_ins import Kept, Passed
+from ._staying import Staying, forget
 
 MIN_BYTES = 4096  # a page. Moving less costs more time than its room is worth; nearly all small ones are statistics
-_DEVICES = ("cpu", "cuda")
 _sequence_number = torch._C._autograd._get_sequence_nr  # of the graph node that is being made in this thread
 
 
@@ -36,39 +37,31 @@ class Store(Protocol):
 
     def bring(self, place: Any, piece: Piece, item: int, device: torch.device) -> tuple[torch.Tensor, int]: ...
 
-    def same(self, place: Any, flat: torch.Tensor) -> bool: ...
+    def same(self, place: Any, flat: torch.Tensor) -> bool | None: ...
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Block:
     """A piece that was stored, for as long as a graph needs it; several saved tensors may share it.
 
     Attributes:
         place: what the store gave for it.
-        storage, version: what it was made from, to know it again.
+        storage, version, maker: what it was made from, to know it again.
         users: how many saved tensors have shared it.
         near: a weak reference to the storage in which it lies while backward uses it, and where in it.
         held: the same storage, kept for a moment because the next to use it usually comes next.
     """
 
-    __slots__ = ("place", "piece", "item", "device", "storage", "version", "users", "near", "held", "__weakref__")
-
-
-class Kept:
-    """Stands in the graph for a saved tensor.
-
-    Attributes:
-        alias: the tensor, detached (its graph would hold what holds it). Once it is stored, its version counter alone.
-        version: when it was saved.
-        block, geometry: None for a tensor that stays where it is.
-    """
-
-    __slots__ = ("alias", "version", "source", "original", "block", "geometry", "__weakref__")
-
-
-class Passed:
-    """Stands in the graph for a saved tensor that the pair around this one took."""
-
-    __slots__ = ("packed", "unpack")
+    place: Any
+    piece: Piece
+    item: int
+    device: torch.device
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int
+    maker: tuple[str, int] | None
+    users: int = 0
+    near: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
+    held: torch.UntypedStorage | None = None
 
 
 class Packer:
@@ -102,9 +95,9 @@ class Packer:
         self.skipped_because: dict[str, int] = {}
         self._choice = Choice(policy, model)
         self._here = threading.local()  # .entries: those of this thread, outermost first
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._known: dict[tuple, weakref.ref[Block]] = {}
-        self._staying: dict[int, tuple[weakref.ref, str]] = {}  # storages that stay, and why
+        self._staying = Staying(min_bytes)
 
     @property
     def bytes_live(self) -> int:
@@ -114,8 +107,8 @@ class Packer:
     def __enter__(self) -> Packer:
         self._prepare()
         entries = self._entries()
-        if not entries:
-            self._look_at_model()
+        if not entries and self.model is not None:
+            self._staying.look_at(self.model)
         entry = _Entry(active_pair(False))
         entry.hooks = saved_tensors_hooks(functools.partial(self._pack, entry), self._unpack)
         self._choice.enter(outermost=not entries)
@@ -128,13 +121,28 @@ class Packer:
         return self
 
     def __exit__(self, kind: Any, *exc: Any) -> None:
+        if not self._entries():
+            raise RuntimeError("hooks belong to a thread: this one leaves a `with` that it did not enter")
         entry = self._entries().pop()
         try:
             entry.hooks.__exit__(kind, *exc)
         finally:
+            entry.hooks = None  # which holds `_pack`, which holds the entry
             self._choice.leave()
         if kind is None:
-            self._store_waiting(entry)
+            # Those of other threads too: engine threads inherit the hooks, and are done when their backward is.
+            for thread in list(entry.waiting):
+                self._store_waiting(entry, thread)
+
+    def __reduce__(self) -> tuple:
+        """A copy, also in another process, has the same settings and has done nothing yet."""
+        return functools.partial(
+            *self._made_by(), model=self.model, min_bytes=self.min_bytes, policy=self._choice.policy
+        ), ()
+
+    def _made_by(self) -> tuple:
+        """The function that makes one like this, and its first argument."""
+        raise NotImplementedError
 
     def _prepare(self) -> None:
         """What has to be there before the first tensor is packed, or an error."""
@@ -144,61 +152,32 @@ class Packer:
             self._here.entries = []
         return self._here.entries
 
-    # What stays, and what is taken.
-
-    def _look_at_model(self) -> None:
-        for what, tensors in (("buffer", "buffers"), ("parameter", "parameters")):
-            for tensor in getattr(self.model, tensors)() if self.model is not None else ():
-                if tensor.layout is torch.strided and type(tensor) in _PLAIN:
-                    self._stays(tensor.untyped_storage(), what)
-
-    def _stays(self, storage: torch.UntypedStorage, why: str) -> None:
-        self._staying[storage._cdata] = weakref.ref(storage), why
-
-    def _reason_to_stay(self, tensor: torch.Tensor) -> str | None:
-        if type(tensor) not in _PLAIN:
-            return "subclass"
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type not in _DEVICES:
-            return "layout or device"
-        base = tensor if tensor._base is None else tensor._base
-        storage = tensor.untyped_storage()
-        if base.is_leaf and base.requires_grad:
-            self._stays(storage, "leaf")
-            return "leaf"
-        if (known := self._staying.get(storage._cdata)) is not None and known[0]() is storage:
-            return known[1]
-        nbytes = storage.nbytes() if tensor.numel() else 0
-        return "small" if nbytes < max(self.min_bytes, 1) else None
-
     # The hooks.
 
     def _pack(self, entry: _Entry, tensor: torch.Tensor) -> Kept | Passed:
-        if entry.waiting and entry.sequence_number != _sequence_number():
-            self._store_waiting(entry)
+        thread, number = threading.get_ident(), _sequence_number()
+        waiting = entry.waiting.get(thread)
+        if waiting and waiting[-1][0] != number:
+            self._store_waiting(entry, thread)
         with Unseen():
-            reason = self._reason_to_stay(tensor)
+            reason = self._staying.reason(tensor)
+        if reason is None and not self._choice.takes(tensor):
+            self._skip("policy")
+            if entry.around is not None:
+                return Passed(entry.around[0](tensor), entry.around[1])
+            reason = ""
         piece = None
-        if reason is None:
-            if not self._choice.takes(tensor):
-                self._skip("policy")
-                if entry.around is not None:
-                    passed = Passed()
-                    passed.packed, passed.unpack = entry.around[0](tensor), entry.around[1]
-                    return passed
-                reason = ""
-            else:
-                with Unseen():
-                    piece = self._piece(tensor)
+        with Unseen():
+            if reason is None:
+                piece = self._piece(tensor)
                 if piece is None or piece.nbytes < self.min_bytes:
                     reason = "small" if piece is not None else "nothing to gain"
         if reason:
             self._skip(reason)
+        if reason == "subclass":
+            return Kept(tensor, stays=True)  # its own detach, which may be made of other tensors
         with Unseen():
-            kept = Kept()
-            kept.alias, kept.version = tensor.detach(), tensor._version
-            kept.source = (node_name(tensor.grad_fn), tensor.output_nr) if tensor.grad_fn is not None else None
-            kept.original = weakref.ref(tensor)  # of an operator's own result it is a passing alias, soon gone
-            kept.block = kept.geometry = None
+            kept = Kept(tensor, stays=reason is not None)
         if reason is not None:
             return kept
         with self._lock:
@@ -207,8 +186,7 @@ class Packer:
         if tensor.grad_fn is None:
             # An operator may save a tensor that it has made and not filled yet (rrelu its noise). Nothing that an
             # operator recorded is one; the others wait until the operator has returned.
-            entry.sequence_number = _sequence_number()
-            entry.waiting.append((weakref.ref(kept), piece))
+            entry.waiting.setdefault(thread, []).append((number, weakref.ref(kept), piece))
         else:
             self._move(kept, piece)
         return kept
@@ -218,24 +196,36 @@ class Packer:
             return kept.unpack(kept.packed)
         now = kept.alias._version
         if now != kept.version:
-            raise RuntimeError(_sentence(kept, now))
-        block, geometry = kept.block, kept.geometry
-        if block is None:
+            raise RuntimeError(kept.refusal(now))
+        if kept.stays:
             return kept.alias
+        if kept.block is None:
+            with Unseen():
+                alias = kept.alias.detach()
+            if kept.block is None:  # else another thread is moving it right now, and the alias may be empty
+                return alias
+        block = kept.block
         with self._lock:
             self.unpacked += 1
-        # While it is back, others over the same storage look at the same memory, as they did before.
-        storage = block.near[0]() if block.near is not None else None
-        if storage is None:
+        # While it is back, others over the same storage look at the same memory, as they did before. Not those who may
+        # write into what they get, where no version tells: the backward of a custom Function, a reader of ``_saved_*``.
+        node = torch._C._current_autograd_node()
+        alone = node is None or isinstance(node, torch._C._FunctionBase)
+        near = block.near
+        storage = near[0]() if near is not None and not alone else None
+        if storage is not None:
+            shift = near[1]
+        else:
             self._let_go()
-            near, shift = self._bring(block, geometry)
-            storage = near.untyped_storage()
-            block.near = weakref.ref(storage), shift
-            self._hold(block, storage)
+            flat, shift = self._bring(block, kept.geometry)
+            storage = flat.untyped_storage()
+            if not alone:
+                block.near = weakref.ref(storage), shift
+                self._hold(block, storage)
             with self._lock:
                 self.bytes_read += block.piece.nbytes
         with Unseen():
-            return laid_over(storage, block.near[1], block.piece, geometry)
+            return laid_over(storage, shift, block.piece, kept.geometry)
 
     def _hold(self, block: Block, storage: torch.UntypedStorage) -> None:
         """Keeps one storage in each thread: what ReLU saved, its result, is what the next layer saved, its input."""
@@ -253,9 +243,10 @@ class Packer:
             self.skipped += 1
             self.skipped_because[reason] = self.skipped_because.get(reason, 0) + 1
 
-    def _store_waiting(self, entry: _Entry) -> None:
-        while entry.waiting:
-            ref, piece = entry.waiting.pop(0)
+    def _store_waiting(self, entry: _Entry, thread: int) -> None:
+        waiting = entry.waiting[thread]
+        while waiting:
+            _, ref, piece = waiting.pop(0)
             if (kept := ref()) is not None:
                 self._move(kept, piece)
 
@@ -286,28 +277,34 @@ class Packer:
         with Unseen():
             geometry = geometry_of(alias)
             storage = alias.untyped_storage()
-            key = storage._cdata, piece, None if piece.whole else geometry
+        if storage.nbytes() < piece.start + piece.span:
+            return self._leave(kept, "freed")  # by its owner, who will fill it again before backward asks for it
+        # A shift can be kept for elements of one size only, see `room_for`.
+        item = 0 if piece.shift % 16 == 0 else alias.element_size()
+        key = storage._cdata, piece, item, None if piece.whole else geometry
         block = self._known_block(key, storage, kept)
         if block is None:
             place = self._put(alias, piece)
             if place is None:
-                self._skip("not to be represented")
-                with self._lock:
-                    self.packed -= 1
-                return
-            block = Block()
-            block.place, block.piece, block.item, block.device = place, piece, alias.element_size(), alias.device
-            block.storage, block.version = weakref.ref(storage), kept.version
-            block.users, block.near, block.held = 0, None, None
-            self._known[key] = weakref.ref(block, functools.partial(_forget, self._known, key))
+                return self._leave(kept, "not to be represented")
+            origin = weakref.ref(storage), kept.version, kept.maker
+            block = Block(place, piece, alias.element_size(), alias.device, *origin)
+            self._known[key] = weakref.ref(block, functools.partial(forget, self._known, key))
             with self._lock:
                 self.stored += 1
                 self.bytes_written += self._size_of(block)
                 self.peak_bytes = max(self.peak_bytes, self.bytes_live)
         block.users += 1
-        kept.geometry, kept.block = geometry, block
+        kept.geometry, kept.block = geometry, block  # in this order, and before the memory goes: others may be reading
         with Unseen():
             alias.data = torch.empty(0, dtype=alias.dtype, device=alias.device)  # what is left is the version counter
+
+    def _leave(self, kept: Kept, why: str) -> None:
+        kept.stays = True
+        self._skip(why)
+        with self._lock:
+            self.packed -= 1
+            self.bytes_packed -= kept.alias.untyped_storage().nbytes()
 
     def _size_of(self, block: Block) -> int:
         return block.piece.nbytes
@@ -317,14 +314,15 @@ class Packer:
         block = ref() if ref is not None else None
         if block is None or block.storage() is not storage or block.version != kept.version:
             return None
-        if kept.source is None:
-            # No operator recorded it: an input or a table, which may have been filled anew behind PyTorch's back.
-            with Unseen():
-                if not self._same(block, kept.alias):
-                    return None
-        return block
+        # Versions do not tell everything: a tensor can be filled anew behind PyTorch's back, and they start from 0
+        # again where one is made of another's memory, by .data or by a custom Function. So the bytes are compared.
+        with Unseen():
+            same = self._same(block, kept.alias)
+        if same is None:  # where that would be to wait for a device, it is believed of what one operator has made
+            same = kept.maker is not None and kept.maker == block.maker
+        return block if same else None
 
-    def _same(self, block: Block, alias: torch.Tensor) -> bool:
+    def _same(self, block: Block, alias: torch.Tensor) -> bool | None:
         return self.store.same(block.place, bytes_of(alias, block.piece))
 
 
@@ -334,28 +332,9 @@ class _Entry:
     def __init__(self, around: tuple | None):
         self.around = around
         self.hooks: saved_tensors_hooks | None = None
-        self.waiting: list[tuple[weakref.ref[Kept], Piece]] = []
-        self.sequence_number = -1
-
-
-def _forget(known: dict[tuple, weakref.ref], key: tuple, ref: weakref.ref) -> None:
-    if known.get(key) is ref:
-        del known[key]
+        # By thread, as numbers are: (number of the node to come, what waits for its operator, its piece).
+        self.waiting: dict[int, list[tuple[int, weakref.ref[Kept], Piece]]] = {}
 
 
 def _as_stored(piece: Piece) -> Piece:
     return piece if piece.whole else piece._replace(span=piece.nbytes, shift=0)
-
-
-def _sentence(kept: Kept, now: int) -> str:
-    """What PyTorch would say of a saved tensor that was written to."""
-    node = torch._C._current_autograd_node()
-    source, original = kept.source, kept.original()
-    if original is not None:  # as PyTorch says it: the operator that wrote last
-        source = (node_name(original.grad_fn), original.output_nr) if original.grad_fn is not None else None
-    elif source is None and node is not None:
-        slot = next((name for name, saved in saved_slots(node) if saved.data is kept), "")
-        if is_output(node_name(node), slot) is not False:
-            source = node_name(node), 0
-    size = kept.geometry.size if kept.geometry is not None else tuple(kept.alias.size())
-    return first_sentence(kept.alias.type(), size, source, kept.version, now)

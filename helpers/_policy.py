@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._locks import new_lock
+
 Policy = Callable[[torch.Tensor], bool] | nn.Module | str | Iterable[nn.Module | str] | None
 
 
@@ -22,8 +24,13 @@ class Choice:
     def __init__(self, policy: Policy, model: nn.Module | None):
         self._chooses, self._modules = _read_policy(policy, model)
         self._here = threading.local()  # .depth: in how many of the modules this thread is
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._inside, self._handles = 0, []
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, with modules for their names."""
+        return self._chooses if self._modules is None else self._modules
 
     def enter(self, *, outermost: bool) -> None:
         """From now on modules are listened to; ``outermost`` if this thread was not inside before."""
@@ -57,7 +64,8 @@ class Choice:
         self._here.depth = getattr(self._here, "depth", 0) + 1
 
     def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
-        self._here.depth = getattr(self._here, "depth", 0) - 1
+        # It runs also where a hook of the module raised before `_enter_module` could.
+        self._here.depth = max(getattr(self._here, "depth", 0) - 1, 0)
 
 
 def _read_policy(policy: Policy, model: nn.Module | None) -> tuple[Callable | None, list[nn.Module] | None]:

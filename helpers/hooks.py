@@ -14,6 +14,7 @@ Source: the tutorial's idea, https://docs.pytorch.org/tutorials/intermediate/aut
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,14 +25,17 @@ from torch import nn
 
 from ._compressing import Compressor
 from ._disk_store import DiskStore
-from ._disk_store import OffloadError as OffloadError
 from ._far_store import FarStore
+from ._offload_error import OffloadError as OffloadError
 from ._packing import MIN_BYTES, Packer
 from ._policy import Policy
 from .display import exact_bytes
 
 
 class _ToCpu(Packer):
+    def _made_by(self) -> tuple:
+        return (functools.partial(offload_to_cpu, pin_memory=self.store.pin_memory),)
+
     def __repr__(self) -> str:
         gained = "; nothing was gained, they were on the CPU before" if self.store.from_cpu else ""
         return f"offload_to_cpu: {_counts(self)}{gained}"
@@ -39,7 +43,10 @@ class _ToCpu(Packer):
 
 class _ToDisk(Packer):
     def _prepare(self) -> None:
-        self.store.file.open()
+        self.store.open()
+
+    def _made_by(self) -> tuple:
+        return offload_to_disk, self.store.given_folder
 
     @property
     def file_bytes(self) -> int:
@@ -51,6 +58,9 @@ class _ToDisk(Packer):
 
 
 class _Compress(Compressor):
+    def _made_by(self) -> tuple:
+        return compress, self.dtype
+
     def __repr__(self) -> str:
         return f"compress to {str(self.dtype).removeprefix('torch.')}: {_counts(self)}"
 

@@ -1,0 +1,61 @@
+"""What stands in the graph for a saved tensor, and what does PyTorch say if the tensor was written to?"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from ._autograd import saved_slots
+from ._blame import node_name, node_number
+from ._slots import first_sentence, is_output
+
+
+class Kept:
+    """Stands in the graph for a saved tensor that the packer answers for.
+
+    Attributes:
+        alias: the tensor, detached (its graph would hold what holds it). Once it is stored, its version counter alone.
+        version: when it was saved.
+        source: the (name, output) of what made the tensor, for the error; None of a leaf.
+        maker: the (name, number) of the operator that filled the storage; None where none was recorded.
+        original: a weak reference to the tensor; of an operator's own result it is a passing alias, soon gone.
+        stays: whether it lies where it was and always will.
+        block, geometry: where its bytes are, and how to look at them; None before they are moved.
+    """
+
+    __slots__ = ("alias", "version", "source", "maker", "original", "stays", "block", "geometry", "__weakref__")
+
+    def __init__(self, tensor: torch.Tensor, *, stays: bool):
+        self.alias, self.version = tensor.detach(), tensor._version
+        self.original, self.stays = weakref.ref(tensor), stays
+        self.source = self.maker = self.block = self.geometry = None
+        node = tensor.grad_fn
+        if node is not None:
+            self.source = node_name(node), tensor.output_nr
+            base = tensor._base  # a view has a node of its own, but not the memory
+            node = node if base is None or base.grad_fn is None else base.grad_fn
+            self.maker = node_name(node), node_number(node)
+
+    def refusal(self, now: int) -> str:
+        """What PyTorch would say, as the saved tensor is at version ``now``."""
+        node = torch._C._current_autograd_node()
+        source, original = self.source, self.original()
+        if original is not None:  # as PyTorch says it: the operator that wrote last
+            source = (node_name(original.grad_fn), original.output_nr) if original.grad_fn is not None else None
+        elif source is None and node is not None:
+            slot = next((name for name, saved in saved_slots(node) if saved.data is self), "")
+            if is_output(node_name(node), slot) is not False:
+                source = node_name(node), 0
+        size = self.geometry.size if self.geometry is not None else tuple(self.alias.size())
+        return first_sentence(self.alias.type(), size, source, self.version, now)
+
+
+class Passed:
+    """Stands in the graph for a saved tensor that the pair around this one took."""
+
+    __slots__ = ("packed", "unpack")
+
+    def __init__(self, packed: Any, unpack: Any):
+        self.packed, self.unpack = packed, unpack

@@ -1,0 +1,28 @@
+"""How many bytes does a store hold? One sum for all threads, which may also change in the midst of itself."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ._locks import new_lock
+
+
+class Tally:
+    """A sum that dying objects lower, from any thread and at any moment, also while this thread is reading it."""
+
+    def __init__(self) -> None:
+        self._changes: deque[int] = deque()  # appending is one step, so whoever appends waits for nobody
+        self._lock = new_lock()
+        self._sum = 0
+
+    def add(self, nbytes: int) -> None:
+        """Adds ``nbytes``, which may be less than 0."""
+        self._changes.append(nbytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """The sum."""
+        with self._lock:
+            for _ in range(len(self._changes)):
+                self._sum += self._changes.popleft()
+            return self._sum
