@@ -128,7 +128,13 @@ class Card:
             options=list(KEPT), description="Backward:", style=plain, layout=widgets.Layout(width="290px")
         )
         self.count = widgets.HTML(layout=widgets.Layout(width="250px"))
-        self.names = widgets.Select(options=[], layout=widgets.Layout(width="250px", height="420px"))
+        # A list without a description has no name for a screen reader; one that is zero px wide takes no room from it.
+        self.names = widgets.Select(
+            options=[],
+            description="Operators:",
+            style={"description_width": "0px"},
+            layout=widgets.Layout(width="250px", height="420px"),
+        )
         self.detail = widgets.HTML(
             layout=widgets.Layout(width="430px", height="420px", overflow="auto", padding="0 0 0 8px")
         )
