@@ -56,6 +56,9 @@ class Colab:
             folder.mkdir(parents=True)
         shutil.copy(PLAYED / "pip.py", home / "start")
         shutil.copy(PLAYED / "startup.py", start)
+        pip = home / "start" / "pip"  # the program, should a cell call that
+        pip.write_text(f'#!/bin/sh\nexec "{PYTHON}" -m pip "$@"\n')
+        pip.chmod(0o755)
 
         client = NotebookClient(
             notebook,
@@ -75,7 +78,7 @@ class Colab:
         ours = ("COV_", "COVERAGE_", "PYTEST", "JUPYTER", "IPYTHON", "PYTHON", "MPL", "TENSOR_LAB", "VIRTUAL_ENV")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return environ | {
-            "PATH": os.pathsep.join([str(home / "site" / "bin"), environ["PATH"]]),
+            "PATH": os.pathsep.join([str(home / "start"), str(home / "site" / "bin"), environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(home / "start"), str(home / "site")]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # ipykernel 6 loads a debugger, which grumbles about Python 3.11
@@ -212,6 +215,7 @@ IN_ORDER = {
     "widget": "widgets.HTML('good')",
     "loopback": "with socket.create_server(('localhost', 0)) as server:\n"
     "    socket.create_connection(server.getsockname()).close()",
+    "pip": "assert 'only pip install is played here' in str(get_ipython().getoutput('pip list'))",
     "words": "print('sum 20, with a warning')",
     "where": "import sys, os, IPython\nassert 'google.colab' in sys.modules and os.listdir() == []\n"
     "assert widgets.__version__ == '7.7.1' and IPython.__version__ == '7.34.0'",

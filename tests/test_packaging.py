@@ -300,7 +300,10 @@ def test_colab_has_an_environment_of_its_own_made_once(played, root):
     assert install == f"{pip} --requirement tests/colab/requirements.txt"
     assert pytest_.startswith("-m pytest tests/test_colab.py -m colab ")
     played.make("test-colab")
-    assert [call.split()[1] for call in played.calls] == ["pytest"]  # a second call has nothing else to do
+    assert played.calls == [pytest_]  # a second call has nothing else to do
+    played.make("test")
+    *_, units, colab = played.calls
+    assert " -m 'not gpu and not colab' ".replace("'", "") in units and colab == pytest_
     # constraints.txt gives the version of all that the file itself does not.
     files = ("constraints.txt", "tests/colab/requirements.txt", ".venv-colab/others.txt")
     texts = [(played.folder / file).read_text().splitlines() for file in files]
