@@ -112,9 +112,10 @@ def _label(point: Point, px: float, py: float, taken: list[tuple[float, float, f
         (px - width / 2, py - near - 4),
         (px - width / 2, py + near + 4),
     ]
-    for away in range(1, 14):
-        for sign in (-1, 1):
-            places += [(px + near + 8, py + sign * away * _LINE), (px - near - 8 - width, py + sign * away * _LINE)]
+    for aside in (8, 120, 240):
+        for away in range(1, 20):
+            for height in (py - away * _LINE, py + away * _LINE):
+                places += [(px + near + aside, height), (px - near - aside - width, height)]
     for left, middle in places:
         box = (left - 1, middle - 7, left + width + 1, middle + 7)
         if box[0] < _LEFT + 2 or box[2] > _WIDTH - 4 or box[1] < _TOP or box[3] > _TOP + _PLOT_H:

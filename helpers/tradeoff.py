@@ -71,6 +71,10 @@ class Tradeoff:
         rows = sorted((self.plain, *self.rows), key=lambda r: r.step_time)
         return [r for r in rows if self.budget is None or r.peak_bytes <= self.budget]
 
+    def under(self, budget: int | None) -> Tradeoff:
+        """The same measurements with another budget, in bytes; nothing runs."""
+        return Tradeoff(self.plain, self.rows, budget)
+
     @property
     def title(self) -> str:
         """The finding, in one sentence, from bytes alone: times differ from run to run."""
@@ -131,8 +135,9 @@ def compare_policies(
     """Runs forward and backward under each policy and measures what it saves and what it costs.
 
     Each run starts from the same random state. Peaks are counted by `MemoryTracker` on one run; times are taken on
-    others, a plain step right before each, so that the drift of a busy machine cancels. The gradients that ``model``
-    had are put back. On a CPU the peak is that of near memory: see `offload_to_cpu`.
+    others, a plain step right before each, so that the drift of a busy machine cancels, and on one thread of the CPU,
+    as several wait for each other there. The gradients that ``model`` had, the random state and the number of threads
+    are put back. On a CPU the peak is that of near memory: see `offload_to_cpu`.
 
     Args:
         policies: name -> a function of model and inputs that returns what ``model(inputs)`` would.
@@ -155,13 +160,15 @@ def compare_policies(
     if not isinstance(policies, Mapping) or not all(callable(p) for p in policies.values()):
         raise TypeError(f"policies= maps a name to a function of (model, inputs); got {policies!r}")
     before = [p.grad for p in model.parameters()]
-    state = torch.get_rng_state()
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
 
     def step(forward: Forward) -> None:
         torch.set_rng_state(state)
         for parameter in model.parameters():
             parameter.grad = None
         loss(forward(model, inputs), targets).backward()
+        if inputs.device.type != "cpu":
+            torch.accelerator.synchronize()
 
     def measured(forward: Forward) -> tuple[int, torch.Tensor]:
         step(forward)  # buffers that are made at the first call are not the policy's
@@ -177,6 +184,7 @@ def compare_policies(
         return model(inputs)
 
     try:
+        torch.set_num_threads(1)
         plain_peak, truth = measured(plain)
         rows = []
         for name, forward in policies.items():
@@ -185,6 +193,8 @@ def compare_policies(
             ratios = [_ratio(partial(step, forward), partial(step, plain)) for _ in range(rounds)]
             rows.append(Measured(name, peak, statistics.median(ratios) if ratios else float("nan"), error))
     finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
         for parameter, gradient in zip(model.parameters(), before):
             parameter.grad = gradient
     return Tradeoff(Measured("nothing", plain_peak, 1.0, 0.0), rows, budget)

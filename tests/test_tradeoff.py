@@ -1,0 +1,181 @@
+"""What compare_policies measures agrees with a plain tracker, with gradients computed by hand, and leaves no trace."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import MemoryTracker, compare_policies, compress, offload_to_disk
+from helpers._tradeoff_picture import Point, tradeoff_svg
+from helpers.tradeoff import Measured, Tradeoff
+
+
+@pytest.fixture
+def work():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    return model, torch.randn(4096, 16), torch.randn(4096, 16)
+
+
+def to_disk(model, x):
+    with offload_to_disk(model=model):
+        return model(x)
+
+
+def rounded(model, x):
+    with compress(torch.bfloat16, model):
+        return model(x)
+
+
+def twice(model, x):
+    return 2 * model(x)
+
+
+def test_peaks_are_the_trackers_and_errors_are_counted_by_hand(work):
+    model, x, y = work
+    found = compare_policies(model, x, y, {"disk": to_disk, "bfloat16": rounded, "twice": twice}, rounds=1)
+
+    def by_hand(forward):
+        model.zero_grad()
+        with MemoryTracker(model, x, y) as tracker:
+            nn.functional.mse_loss(forward(model, x), y).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        return tracker.peak_bytes - tracker.start_bytes, gradient
+
+    plain_peak, truth = by_hand(lambda model, x: model(x))
+    assert found.plain == Measured("nothing", plain_peak, 1.0, 0.0)
+    for forward, name in ((to_disk, "disk"), (rounded, "bfloat16"), (twice, "twice")):
+        peak, gradient = by_hand(forward)
+        assert found[name].peak_bytes == peak
+        assert found[name].gradient_error == pytest.approx(((gradient - truth).norm() / truth.norm()).item())
+    assert found["disk"].gradient_error == 0 < found["bfloat16"].gradient_error < 0.01 < found["twice"].gradient_error
+    assert all(row.step_time > 0 for row in found.rows)
+
+
+def test_nothing_is_left_behind(work):
+    model, x, y = work
+    grads = [torch.ones_like(p) for p in model.parameters()]
+    for p, g in zip(model.parameters(), grads):
+        p.grad = g
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    seen = []
+
+    def forward(model, x):
+        seen.append(torch.get_num_threads())
+        torch.rand(1)
+        return model(x)
+
+    compare_policies(model, x, y, {"draws": forward}, rounds=0)
+    with pytest.raises(ZeroDivisionError):
+        compare_policies(model, x, y, {"fails": lambda model, x: 1 / 0}, rounds=0)
+    assert all(p.grad is g for p, g in zip(model.parameters(), grads))
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads and set(seen) == {1}
+
+
+def test_each_run_starts_from_the_same_random_state():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+    x = torch.randn(64, 16)
+
+    def drawn_before(model, x):
+        torch.rand(1)
+        return model(x)
+
+    ways = {"same": lambda model, x: model(x), "another mask": drawn_before}
+    found = compare_policies(model, x, x, ways, rounds=0)
+    assert found["same"].gradient_error == 0 < found["another mask"].gradient_error
+
+
+def rows():
+    return Tradeoff(
+        Measured("nothing", 24 << 20, 1.0, 0.0),
+        [
+            Measured("slow", 24 << 20, 1.5, 0.0),
+            Measured("disk", 5 << 20, 1.4, 0.0),
+            Measured("int8", 10 << 20, 1.2, 0.025),
+            Measured("tiny error", 10 << 20, 1.3, 3e-6),
+        ],
+        budget=12 << 20,
+    )
+
+
+def test_frontier_and_budget():
+    found = rows()
+    assert [r.policy for r in found.frontier] == ["nothing", "int8", "disk"]
+    assert [r.policy for r in found.within_budget] == ["int8", "tiny error", "disk"]
+    assert [r.policy for r in found.under(6 << 20).within_budget] == ["disk"] and found.budget == 12 << 20
+    assert found.under(1).within_budget == [] and len(found.under(None).within_budget) == 5
+    assert found.title == "disk lowers the peak from 24.00 MiB to 5.00 MiB"
+    assert Tradeoff(found.plain, found.rows[:1], None).title == "Nothing lowers this peak of 24.00 MiB"
+    with pytest.raises(KeyError, match="'files' was not measured; there are nothing, slow, disk"):
+        found["files"]
+
+
+def test_words_say_what_the_picture_shows():
+    found = rows()
+    assert repr(found).splitlines() == [
+        "disk lowers the peak from 24.00 MiB to 5.00 MiB",
+        "policy        peak (B)  step time  gradient error",
+        "nothing     25,165,824  1.00       none",
+        "slow        25,165,824  1.50       none",
+        "disk         5,242,880  1.40       none",
+        "int8        10,485,760  1.20       2.50%",
+        "tiny error  10,485,760  1.30       3e-06",
+    ]
+    alt = found.picture.alt
+    assert "int8: 10.00 MiB at 1.20 times the plain step, gradient error 2.50%" in alt
+    assert "Budget: 12,582,912 B." in alt and found.picture.data is found
+    assert "<img" in found._repr_mimebundle_()["text/html"]
+
+
+def test_the_picture_has_a_point_for_each_policy_a_ring_for_each_error_and_fits_the_budget():
+    svg = ET.fromstring(rows().picture.svg)
+    circles = [c for c in svg.iter("{http://www.w3.org/2000/svg}circle") if c.get("r") == "6"]
+    rings = [c for c in svg.iter("{http://www.w3.org/2000/svg}circle") if c.get("r") == "10"]
+    filled = [c for c in circles if c.get("fill") == "#D55E00"]
+    assert (len(circles), len(rings), len(filled)) == (5, 2, 3)
+    texts = ["".join(t.itertext()) for t in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert "budget 12.00 MiB" in texts and "disk 5.00 MiB" in texts and "int8 10.00 MiB, error 2.50%" in texts
+    # a point that is lower on the page has fewer bytes, one to the right took longer
+    by_name = dict(zip(["nothing", "slow", "disk", "int8", "tiny error"], circles))
+    at = {name: (float(c.get("cx")), float(c.get("cy"))) for name, c in by_name.items()}
+    assert at["disk"][1] > at["int8"][1] > at["nothing"][1] == at["slow"][1]
+    assert at["nothing"][0] < at["int8"][0] < at["tiny error"][0] < at["disk"][0] < at["slow"][0]
+
+
+def boxes(svg):
+    """(left, top, right, bottom) of every label beside a point, by the width that letters have at most."""
+    from helpers.display import text_width
+
+    found = []
+    for match in re.finditer(r'<text x="([\d.]+)" y="([\d.]+)" stroke="#ffffff"[^>]*>([^<]+)<', svg):
+        left, base, words = float(match[1]), float(match[2]), match[3]
+        found.append((left, base - 11, left + text_width(words), base + 3))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 6, 12])
+def test_labels_of_points_that_lie_close_do_not_cover_each_other(count):
+    points = [Point(f"policy {n}", 1 + n / 500, (20 << 20) + n, "1%", True) for n in range(count)]
+    labels = boxes(tradeoff_svg(points, [], title="close"))
+    assert len(labels) == count
+    for number, a in enumerate(labels):
+        assert a[0] >= 0 and a[2] <= 700 and a[1] >= 0 and a[3] <= 400
+        for b in labels[number + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+
+
+def test_odd_numbers_still_give_a_picture():
+    for points in ([], [Point("alone", float("nan"), 0, "", True)], [Point("<&>", 1.0, 1 << 40, "", False)]):
+        ET.fromstring(tradeoff_svg(points, [], title="odd", budget=0))
+
+
+def test_what_is_no_mapping_of_functions_is_refused(work):
+    model, x, y = work
+    for wrong in ([to_disk], {"disk": offload_to_disk()}):
+        with pytest.raises(TypeError, match="maps a name to a function of"):
+            compare_policies(model, x, y, wrong)
