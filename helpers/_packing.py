@@ -183,9 +183,7 @@ class Packer:
         with self._lock:
             self.packed += 1
             self.bytes_packed += tensor.untyped_storage().nbytes()
-        if tensor.grad_fn is None:
-            # An operator may save a tensor that it has made and not filled yet (rrelu its noise). Nothing that an
-            # operator recorded is one; the others wait until the operator has returned.
+        if _may_be_unfilled(tensor):
             entry.waiting.setdefault(thread, []).append((number, weakref.ref(kept), piece))
         else:
             self._move(kept, piece)
@@ -334,6 +332,14 @@ class _Entry:
         self.hooks: saved_tensors_hooks | None = None
         # By thread, as numbers are: (number of the node to come, what waits for its operator, its piece).
         self.waiting: dict[int, list[tuple[int, weakref.ref[Kept], Piece]]] = {}
+
+
+def _may_be_unfilled(tensor: torch.Tensor) -> bool:
+    """Whether its operator may have made the tensor and not filled it yet, as rrelu its noise.
+
+    Nothing that an operator recorded is one; the others wait until the operator that saves them has returned.
+    """
+    return tensor.grad_fn is None
 
 
 def _as_stored(piece: Piece) -> Piece:
