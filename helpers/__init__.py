@@ -32,6 +32,7 @@ _MAP = {
     "compress": "hooks",  # the same in fewer bytes
     "WithSavedTensorHooks": "hooks",  # a module that runs under any of them
     "compare_policies": "tradeoff",  # peak, time and gradient error of each way of saving memory
+    "playground": "controls",  # controls over a measurement; move one, and it runs again
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?
     "progress": "exercises",  # what was answered and passed so far

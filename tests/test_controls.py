@@ -1,0 +1,148 @@
+"""A playground runs its body for what the controls say, whoever moves them, and shows what that led to."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import Table
+from helpers.controls import playground
+from helpers.display import Picture
+
+widgets = pytest.importorskip("ipywidgets")
+
+
+def double(n, word):
+    return word * n
+
+
+def told(now, before):
+    return f"{before} -> {now}"
+
+
+@pytest.fixture
+def play():
+    return playground(double, show=told, n=(1, 3, 9), word=["a", "bc"])
+
+
+def test_runs_with_the_defaults(play):
+    assert (play.values, play.result, play.before) == ({"n": 3, "word": "a"}, "aaa", None)
+    assert repr(play) == "n = 3, word = a\nNone -> aaa"
+    assert "None -&gt; aaa" in play.html
+
+
+def test_set_runs_once_and_lays_over(play):
+    assert play.set(n=1, word="bc").result == "bc"
+    assert (play.before, play.picture, play.title) == ("aaa", "aaa -> bc", "n = 1, word = bc")
+    assert play.set(n=2).before == "bc"
+
+
+def test_without_show_the_body_shows_itself():
+    table = playground(lambda n: Table(["n"], [[n]]), n=(0, 1, 2))
+    assert table.html == Table(["n"], [[1]]).html
+    picture = Picture('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', alt="a dot & more")
+    assert 'alt="a dot &amp; more"' in playground(lambda n: picture, n=(0, 1, 2)).html
+
+
+def test_moving_a_control_is_setting_it(play):
+    play.widgets["n"].value = 9
+    assert (play.result, play.before) == ("a" * 9, "aaa")
+    play.widgets["word"].value = "bc"
+    assert play.result == "bc" * 9 and "-&gt; " + "bc" * 9 in play.widgets[""].value
+    play.set(n=1, word="a")
+    assert (play.widgets["n"].value, play.widgets["word"].value) == (1, "a")
+    assert play.before == "bc" * 9  # the controls that follow do not run it again
+
+
+def test_controls_are_those_of_the_ranges():
+    play = playground(lambda n, m, c: 0, n=(1, 3, 9), m=(0, 32, 64, 16), c=[None, 0, False])
+    n, m, c = (play.widgets[name] for name in ("n", "m", "c"))
+    assert (n.min, n.value, n.max, n.step, n.continuous_update) == (1, 3, 9, 1, False)
+    assert (m.min, m.value, m.max, m.step) == (0, 32, 64, 16)
+    assert isinstance(c, widgets.Dropdown) and [value for _, value in c.options] == [None, 0, False]
+
+
+def test_settings_are_default_least_and_greatest(play):
+    assert list(play.settings()) == [
+        {"n": 3, "word": "a"},
+        {"n": 1, "word": "a"},
+        {"n": 9, "word": "a"},
+        {"n": 3, "word": "bc"},
+    ]
+    for values in play.settings():
+        assert play.set(**values).result == values["word"] * values["n"]
+
+
+def test_an_error_under_a_control_is_shown_and_the_next_run_goes_on():
+    def body(n):
+        return 12 // n
+
+    play = playground(body, show=told, n=(0, 3, 9))
+    play.widgets["n"].value = 0
+    assert play.error.startswith("ZeroDivisionError") and play.result is None
+    assert "n = 0: it stopped with ZeroDivisionError" in play.widgets[""].value
+    assert "stopped with ZeroDivisionError" in repr(play)
+    play.widgets["n"].value = 4
+    assert (play.error, play.picture) == ("", "4 -> 3")  # laid over the last that there was
+    with pytest.raises(ZeroDivisionError):
+        play.set(n=0)
+    assert "stopped" in play.widgets[""].value
+    with pytest.raises(ZeroDivisionError):
+        playground(body, n=(0, 0, 9))
+
+
+def test_static_html_says_what_to_do(play):
+    bundle = play._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "text/plain"}  # no kernel, no widget
+    assert bundle["text/html"].startswith("<p>n = 3, word = a. Run the cell to move the controls.</p>")
+    assert bundle["text/plain"] == repr(play)
+
+
+def test_in_a_notebook_the_controls_come_first(play, monkeypatch):
+    monkeypatch.setattr("helpers.controls.in_notebook", lambda: True)
+    bundle = play._repr_mimebundle_()
+    view = bundle["application/vnd.jupyter.widget-view+json"]
+    assert view["version_major"] == 2 and view["model_id"] == play.box.model_id
+    assert [type(child).__name__ for child in play.box.children] == ["IntSlider", "Dropdown", "HTML"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({}, ValueError, "without a control"),
+        ({"n": 3}, TypeError, "n: a control is a tuple"),
+        ({"n": (1, 2)}, TypeError, "n: a control is a tuple"),
+        ({"n": (1.0, 2, 3)}, TypeError, "n: a control is a tuple"),
+        ({"n": (0, True, 3)}, TypeError, "n: a control is a tuple"),
+        ({"n": (1, 9, 3)}, ValueError, "do not fit each other"),
+        ({"n": (1, 4, 9, 2)}, ValueError, "do not fit each other"),
+        ({"n": (0, 4, 9, 2)}, ValueError, "do not fit each other"),
+        ({"n": (0, 4, 9, 0)}, ValueError, "do not fit each other"),
+        ({"n": ["a"]}, ValueError, "has at least two"),
+    ],
+)
+def test_controls_that_are_none_are_refused(given, error, words):
+    with pytest.raises(error, match=words):
+        playground(lambda **values: values, **given)
+
+
+def test_body_and_show_must_be_functions():
+    with pytest.raises(TypeError, match="body: expected a function"):
+        playground(3, n=(1, 2, 3))
+    with pytest.raises(TypeError, match="show: expected a function"):
+        playground(double, show="text", n=(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"m": 3}, "there is no control 'm'; there are n, word"),
+        ({"n": 10}, "n cannot be 10: it goes from 1 to 9"),
+        ({"n": "3"}, "n cannot be '3'"),
+        ({"n": True}, "n cannot be True"),
+        ({"word": "d"}, "word cannot be 'd': it is one of 'a', 'bc'"),
+    ],
+)
+def test_values_that_no_control_has_are_refused(play, values, words):
+    with pytest.raises(ValueError, match=words):
+        play.set(**values)
+    assert play.values == {"n": 3, "word": "a"} and play.result == "aaa"
