@@ -26,6 +26,7 @@ from torch import nn
 from ._compressing import Compressor
 from ._disk_store import DiskStore
 from ._far_store import FarStore
+from ._ledger import hide_from_compiler
 from ._offload_error import OffloadError as OffloadError
 from ._packing import MIN_BYTES, Packer
 from ._policy import Policy
@@ -237,3 +238,8 @@ class WithSavedTensorHooks(nn.Module):
             raise TypeError(f"hooks() of WithSavedTensorHooks must make a context manager; it returned {hooks!r}")
         with hooks:
             return self.module(*args, **kwargs)
+
+
+if hide_from_compiler is not None:  # or a compiled model would compile what its own operators call, and fail
+    for _called in (WithSavedTensorHooks.forward, Packer.__enter__, Packer.__exit__, Packer._pack, Packer._unpack):
+        hide_from_compiler(_called)
