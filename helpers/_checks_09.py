@@ -135,19 +135,20 @@ def _names(t: Trial) -> str | None:
 
 def _freed(t: Trial, names: list[str]) -> int:
     """Near bytes that the graph no longer keeps when what these layers save is moved away."""
+    return _kept_near(t, []) - _kept_near(t, names)
+
+
+def _kept_near(t: Trial, names: list[str]) -> int:
     from helpers.hooks import offload_to_cpu
-    from helpers.memory import measure_memory
+    from helpers.memory import MemoryTracker  # without the collector, unlike `measure_memory`: this is asked often
 
-    def left(chosen: list[str]) -> int:
-        hooks = offload_to_cpu(t.args["model"], policy=chosen or (lambda tensor: False))
-
-        def forward() -> torch.Tensor:
-            with hooks:
-                return t.args["model"](t.args["x"] * 1)  # a copy, which the graph alone keeps
-
-        return measure_memory(forward).retained_bytes
-
-    return left([]) - left(names)
+    hooks = offload_to_cpu(t.args["model"], policy=names or (lambda tensor: False))
+    with MemoryTracker(lines=False, groups=False) as run:
+        with hooks:
+            out = t.args["model"](t.args["x"] * 1)  # a copy, which the graph alone keeps
+        live = run.live_bytes
+    del out
+    return live
 
 
 def _frees_enough(t: Trial) -> str | None:
