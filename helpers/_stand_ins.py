@@ -20,21 +20,34 @@ class Kept:
         version: when it was saved.
         source: the (name, output) of what made the tensor, for the error; None of a leaf.
         maker: the (name, number) of the operator that filled the storage; None where none was recorded.
+        is_view: whether an operator recorded it as a view.
         original: a weak reference to the tensor; of an operator's own result it is a passing alias, soon gone.
         stays: whether it lies where it was and always will.
         block, geometry: where its bytes are, and how to look at them; None before they are moved.
     """
 
-    __slots__ = ("alias", "version", "source", "maker", "original", "stays", "block", "geometry", "__weakref__")
+    __slots__ = (
+        "alias",
+        "version",
+        "source",
+        "maker",
+        "is_view",
+        "original",
+        "stays",
+        "block",
+        "geometry",
+        "__weakref__",
+    )
 
     def __init__(self, tensor: torch.Tensor, *, stays: bool):
         self.alias, self.version = tensor.detach(), tensor._version
         self.original, self.stays = weakref.ref(tensor), stays
         self.source = self.maker = self.block = self.geometry = None
-        node = tensor.grad_fn
+        node, base = tensor.grad_fn, tensor._base
+        self.is_view = base is not None
         if node is not None:
             self.source = node_name(node), tensor.output_nr
-            base = tensor._base  # a view has a node of its own, but not the memory
+            # A view has a node of its own, but not the memory.
             node = node if base is None or base.grad_fn is None else base.grad_fn
             self.maker = node_name(node), node_number(node)
 
@@ -44,12 +57,14 @@ class Kept:
         source, original = self.source, self.original()
         if original is not None:  # as PyTorch says it: the operator that wrote last
             source = (node_name(original.grad_fn), original.output_nr) if original.grad_fn is not None else None
+        elif source is not None and self.is_view:
+            source = "AsStridedBackward0", 0  # a view whose base was written to is recorded anew, as that
         elif source is None and node is not None:
             slot = next((name for name, saved in saved_slots(node) if saved.data is self), "")
             if is_output(node_name(node), slot) is not False:
                 source = node_name(node), 0
         size = self.geometry.size if self.geometry is not None else tuple(self.alias.size())
-        return first_sentence(self.alias.type(), size, source, self.version, now)
+        return first_sentence(_kind(self.alias), size, source, self.version, now)
 
 
 class Passed:
@@ -59,3 +74,13 @@ class Passed:
 
     def __init__(self, packed: Any, unpack: Any):
         self.packed, self.unpack = packed, unpack
+
+
+_OLD = ("Float", "Double", "Half", "Char", "Byte", "Short", "Int", "Long")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """The tensor's type as C++ says it; types that are younger than PyTorch 0.4 have another form than in Python."""
+    kind = tensor.type()
+    name = kind.rpartition(".")[2].removesuffix("Tensor")
+    return kind if name in _OLD else f"{tensor.device.type.upper()}{name}Type"
