@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -136,12 +137,12 @@ class Packer:
 
     def __reduce__(self) -> tuple:
         """A copy, also in another process, has the same settings and has done nothing yet."""
-        return functools.partial(
-            *self._made_by(), model=self.model, min_bytes=self.min_bytes, policy=self._choice.policy
-        ), ()
+        function, settings = self._made_by()
+        shared = {"model": self.model, "min_bytes": self.min_bytes, "policy": self._choice.policy}
+        return _make, (function, {**settings, **shared})  # as arguments, which deepcopy copies along with the model
 
-    def _made_by(self) -> tuple:
-        """The function that makes one like this, and its first argument."""
+    def _made_by(self) -> tuple[Callable[..., Packer], dict[str, Any]]:
+        """The function that makes one like this, and what it takes beside what all take."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
@@ -257,11 +258,11 @@ class Packer:
     def _put(self, alias: torch.Tensor, piece: Piece) -> Any:
         """Gives the piece to the store; None if it has to stay after all."""
         with Unseen():
-            return self.store.put(bytes_of(alias, piece), _as_stored(piece), alias.element_size())
+            return self.store.put(bytes_of(alias, piece), piece.as_stored(), alias.element_size())
 
     def _bring(self, block: Block, geometry: Geometry) -> tuple[torch.Tensor, int]:
         """(New memory in which the tensor's piece lies, where in it the piece starts)."""
-        near, shift = self.store.bring(block.place, _as_stored(block.piece), block.item, block.device)
+        near, shift = self.store.bring(block.place, block.piece.as_stored(), block.item, block.device)
         if block.piece.whole:
             return near, shift
         room, shift = room_for(block.piece, block.item, block.device)
@@ -334,13 +335,13 @@ class _Entry:
         self.waiting: dict[int, list[tuple[int, weakref.ref[Kept], Piece]]] = {}
 
 
+def _make(function: Callable[..., Packer], settings: dict[str, Any]) -> Packer:
+    return function(**settings)
+
+
 def _may_be_unfilled(tensor: torch.Tensor) -> bool:
     """Whether its operator may have made the tensor and not filled it yet, as rrelu its noise.
 
     Nothing that an operator recorded is one; the others wait until the operator that saves them has returned.
     """
     return tensor.grad_fn is None
-
-
-def _as_stored(piece: Piece) -> Piece:
-    return piece if piece.whole else piece._replace(span=piece.nbytes, shift=0)

@@ -31,6 +31,10 @@ class Piece(NamedTuple):
     span: int
     shift: int
 
+    def as_stored(self) -> Piece:
+        """The same bytes where they are kept, without holes."""
+        return self if self.whole else self._replace(span=self.nbytes, shift=0)
+
 
 class Geometry(NamedTuple):
     """How a tensor looks at a storage; ``start`` is in bytes."""

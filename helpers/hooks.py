@@ -14,7 +14,6 @@ Source: the tutorial's idea, https://docs.pytorch.org/tutorials/intermediate/aut
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,7 +34,7 @@ from .display import exact_bytes
 
 class _ToCpu(Packer):
     def _made_by(self) -> tuple:
-        return (functools.partial(offload_to_cpu, pin_memory=self.store.pin_memory),)
+        return offload_to_cpu, {"pin_memory": self.store.pin_memory}
 
     def __repr__(self) -> str:
         gained = "; nothing was gained, they were on the CPU before" if self.store.from_cpu else ""
@@ -47,7 +46,7 @@ class _ToDisk(Packer):
         self.store.open()
 
     def _made_by(self) -> tuple:
-        return offload_to_disk, self.store.given_folder
+        return offload_to_disk, {"folder": self.store.given_folder}
 
     @property
     def file_bytes(self) -> int:
@@ -60,7 +59,7 @@ class _ToDisk(Packer):
 
 class _Compress(Compressor):
     def _made_by(self) -> tuple:
-        return compress, self.dtype
+        return compress, {"dtype": self.dtype}
 
     def __repr__(self) -> str:
         return f"compress to {str(self.dtype).removeprefix('torch.')}: {_counts(self)}"
