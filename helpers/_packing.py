@@ -50,6 +50,7 @@ class Block:
         storage, version, maker: what it was made from, to know it again.
         users: how many saved tensors have shared it.
         near: a weak reference to the storage in which it lies while backward uses it, and where in it.
+        lent: the same for whoever reads it outside of backward.
         held: the same storage, kept for a moment because the next to use it usually comes next.
     """
 
@@ -62,6 +63,7 @@ class Block:
     maker: tuple[str, int] | None
     users: int = 0
     near: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
+    lent: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
     held: torch.UntypedStorage | None = None
 
 
@@ -206,20 +208,18 @@ class Packer:
         block = kept.block
         with self._lock:
             self.unpacked += 1
-        # While it is back, others over the same storage look at the same memory, as they did before. Not those who may
-        # write into what they get, where no version tells: the backward of a custom Function, a reader of ``_saved_*``.
+        # While it is back, others over the same storage look at the same memory, as they did before. But who may write
+        # into it, unseen by any version, shares none with backward: readers of ``_saved_*``, and custom Functions.
         node = torch._C._current_autograd_node()
-        alone = node is None or isinstance(node, torch._C._FunctionBase)
-        near = block.near
-        storage = near[0]() if near is not None and not alone else None
-        if storage is not None:
-            shift = near[1]
-        else:
+        where = "lent" if node is None else "near" if not isinstance(node, torch._C._FunctionBase) else None
+        shared = getattr(block, where) if where is not None else None
+        storage, shift = (shared[0](), shared[1]) if shared is not None else (None, 0)
+        if storage is None:
             self._let_go()
             flat, shift = self._bring(block, kept.geometry)
             storage = flat.untyped_storage()
-            if not alone:
-                block.near = weakref.ref(storage), shift
+            if where is not None:
+                setattr(block, where, (weakref.ref(storage), shift))
                 self._hold(block, storage)
             with self._lock:
                 self.bytes_read += block.piece.nbytes

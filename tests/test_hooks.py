@@ -27,6 +27,8 @@ from helpers import (
     guard_saved_tensors,
     offload_to_cpu,
     offload_to_disk,
+    same_storage,
+    saved_tensors,
 )
 from helpers import hooks as hooks_module
 from helpers.models import convnet, mlp, transformer
@@ -335,14 +337,29 @@ def test_a_backward_that_writes_into_what_it_saved_harms_nobody_else():
         assert torch.equal(grad, torch.full((5,), 6.0 + 4.0 + 6.0))
 
 
-def test_a_reader_of_saved_tensors_has_a_copy_of_its_own():
+def test_a_reader_of_saved_tensors_shares_no_memory_with_backward():
     x = torch.full((5,), 2.0, requires_grad=True)
-    with offload_to_cpu(min_bytes=0):
-        y = (x * 1).pow(2)
-    mine = y.grad_fn._saved_self
+    with offload_to_cpu(min_bytes=0) as hooks:
+        h = x * 1
+        y = h.pow(2) + h.exp() * h
+    mine, other = y.grad_fn.next_functions[0][0]._saved_self, y.grad_fn.next_functions[1][0]._saved_other
+    assert same_storage(mine, other) and not same_storage(mine, h)  # readers see who shares with whom
     mine.detach().zero_()
+    assert torch.equal(other, torch.zeros(5))
     y.sum().backward()
-    assert torch.equal(x.grad, torch.full((5,), 4.0))
+    (expected,) = torch.autograd.grad((x.pow(2) + x.exp() * x).sum(), x)
+    assert torch.equal(x.grad, expected) and hooks.bytes_read >= 20 + 40  # h for the readers, and all for backward
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tools_of_the_lab_see_what_was_saved(kind):
+    x = torch.ones(2000, requires_grad=True)
+    with kind() as hooks:
+        y = (x * 1).exp().sin().sum()
+    assert "packed by a hook" in str(saved_tensors(y))
+    assert hooks.unpacked == 2 and hooks.bytes_live > 0  # each read once
+    y.backward()
+    assert hooks.bytes_live == 0
 
 
 def numpy_slice(start, dtype=np.float32):
@@ -568,11 +585,14 @@ def test_modules_and_names_choose():
 # -- observers ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_tracker_counts_what_is_near():
+@pytest.mark.parametrize("order", [1, -1], ids=["tracker outside", "tracker inside"])
+def test_the_tracker_counts_what_is_near(order):
     def live(context):
         x = torch.ones(100_000, requires_grad=True)
         tracker = MemoryTracker(x)
-        with tracker, context:
+        with contextlib.ExitStack() as stack:
+            for entered in (tracker, context)[::order]:
+                stack.enter_context(entered)
             y = (x * 1).exp().sin().tanh()
             after_forward = tracker.live_bytes - tracker.start_bytes
             y.sum().backward()
@@ -914,6 +934,84 @@ def test_what_one_thread_saves_does_not_end_the_waiting_of_another():
         unfilled_version = unfilled._version
         mine.version = unfilled_version  # as if the operator had filled it without counting
     assert torch.equal(hooks._unpack(mine), torch.full((2000,), 3.0))
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_many_threads_save_one_tensor(kind):
+    x = torch.linspace(0.1, 1, 3000, requires_grad=True)
+    hooks = kind(min_bytes=0)
+    h, factors = x * 1, range(1, 9)
+
+    def work(factor):
+        def run():
+            with hooks:
+                parts = [h * h.sin() * factor for _ in range(10)]
+            return torch.autograd.grad(sum(parts).sum(), h)[0]
+
+        return run
+
+    got = in_threads(*(work(factor) for factor in factors))
+    for factor, grad in zip(factors, got):
+        (expected,) = torch.autograd.grad(sum(h * h.sin() * factor for _ in range(10)).sum(), h)
+        assert torch.equal(grad, expected)
+    del got
+    assert hooks.bytes_live == 0 and hooks._known == {}
+    assert hooks.stored < hooks.packed / 2  # shared, though two threads may store it in the same moment
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_a_store_that_fails_once(kind, monkeypatch):
+    """In the midst of forward, by a tensor that waited for its operator; the others wait on and are stored."""
+    hooks, tables = kind(min_bytes=0), [torch.full((2000,), float(n)) for n in range(3)]
+    x, put, calls = torch.ones(2000, requires_grad=True), hooks.store.put, []
+
+    def fails_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("no room")
+        return put(*args)
+
+    monkeypatch.setattr(hooks.store, "put", fails_once)
+    made = []
+    with pytest.raises(MemoryError), hooks:
+        for table in tables:
+            made.append(x * table)
+    assert len(made) == 1 and active() is None and hooks._entries() == []
+    (grad,) = torch.autograd.grad(made[0].sum(), x)
+    assert torch.equal(grad, tables[0])  # it stays where it was
+    with hooks:
+        y = sum(x * table for table in tables)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], sum(tables)) and hooks.stored == 3
+    del made, y, calls[:]
+    assert hooks.bytes_live == 0
+
+
+def test_what_is_left_in_another_order_than_entered():
+    """As two generators or coroutines of one thread may do; PyTorch's stack of pairs knows no names."""
+    x, first, second = torch.ones(2000, requires_grad=True), offload_to_cpu(min_bytes=0), offload_to_disk(min_bytes=0)
+    table, parts = torch.arange(2000.0), []
+    for act in (first.__enter__, second.__enter__, None, None):
+        if act is None:
+            (first if len(parts) == 2 else second).__exit__(None, None, None)
+        else:
+            act()
+        parts.append(x * table + (x * 1).exp())
+    assert active() is None and first._entries() == second._entries() == []
+    (grad,) = torch.autograd.grad(sum(parts).sum(), x)
+    assert torch.equal(grad, torch.autograd.grad(sum(x * table + (x * 1).exp() for _ in range(4)).sum(), x)[0])
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_a_kept_graph_holds_one_storage_a_thread_at_most(kind):
+    x = torch.ones(100_000, requires_grad=True)
+    tracker = MemoryTracker(x)
+    with tracker, kind(min_bytes=0):
+        h = x * 1
+        for _ in range(10):
+            h = h.exp().tanh()
+        before = tracker.live_bytes
+        torch.autograd.grad(h.sum(), x, retain_graph=True)
+        assert tracker.live_bytes - before <= 400_000
 
 
 def parallel(replicas, inputs):
