@@ -82,9 +82,10 @@ def offload_to_cpu(
 ) -> Packer:
     """Moves saved tensors to the memory of the CPU, and brings each back when backward asks for it.
 
-    Gradients are the same to the last bit. A storage is moved once, however many saved tensors look at it. Where they
-    are stay: leaves that require a gradient and views of them, and subclasses, sparse and quantised tensors. The check
-    that PyTorch makes without hooks is made here: a saved tensor that was written to is a RuntimeError in backward.
+    Gradients are the same to the last bit. A storage is moved once, however many saved tensors look at it, for as long
+    as its bytes are the same (on a CUDA device: its version, and only of what operators have recorded). Where they are
+    stay: leaves that require a gradient and views of them, and subclasses, sparse and quantised tensors. The check that
+    PyTorch makes without hooks is made here: a saved tensor that was written to is a RuntimeError in backward.
 
     From a CUDA device copies go over a stream of their own into pinned buffers, and backward fetches the next piece
     while it works on this one. Tensors that are on a CPU are copied too: their copies lie in the same memory, but are
@@ -141,7 +142,8 @@ def offload_to_disk(
 
     Raises:
         OffloadError: when the ``with`` is entered, if no file can be made there; in forward, if the disk is full; in
-            backward, if the file was cut short or written to. It names folder, bytes wanted and bytes free.
+            backward, if somebody else cut the file short, wrote to it or closed it. It names folder, bytes wanted and
+            bytes free. A stranger's write is told by the file's time, and so not within milliseconds of one of ours.
         TypeError, ValueError: for a folder, a model, a min_bytes or a policy that is none.
 
     Example:
