@@ -58,7 +58,10 @@ class Choice:
         """Whether ``tensor``, which is being saved by this thread, is one to take."""
         if self._modules is not None and getattr(self._here, "depth", 0) < 1:
             return False
-        return self._chooses is None or bool(self._chooses(tensor.detach()))
+        if self._chooses is None:
+            return True
+        with torch.no_grad():  # else what it computes would be saved, and asked about in turn
+            return bool(self._chooses(tensor.detach()))
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         self._here.depth = getattr(self._here, "depth", 0) + 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import offload_to_cpu
 from helpers._policy import Choice
 
 T = torch.ones(3)
@@ -49,6 +50,13 @@ def test_a_function_gets_the_tensor_without_its_graph():
     assert choice.takes(with_graph) is True and choice.takes(with_graph[:1]) is False
     assert seen[0].grad_fn is None and seen[0].data_ptr() == with_graph.data_ptr()
     assert Choice(lambda t: 1, None).takes(T) is True  # as bool() sees it
+
+
+def test_what_a_function_computes_is_not_saved_in_turn():
+    weight = torch.ones(2000, requires_grad=True) * 1
+    with offload_to_cpu(policy=lambda t: bool((t * weight * weight).sum() > 0)) as hooks:
+        y = (weight * 2).exp()
+    assert hooks.packed == 1 and y.requires_grad
 
 
 def test_the_error_of_a_function_is_the_readers_own():
