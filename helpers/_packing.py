@@ -244,8 +244,11 @@ class Packer:
 
     def _store_waiting(self, entry: _Entry, thread: int) -> None:
         waiting = entry.waiting[thread]
-        while waiting:
-            _, ref, piece = waiting.pop(0)
+        while True:
+            try:
+                _, ref, piece = waiting.pop(0)
+            except IndexError:  # asked for, as the thread that leaves the `with` may be at another's list
+                return
             if (kept := ref()) is not None:
                 self._move(kept, piece)
 

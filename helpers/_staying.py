@@ -64,4 +64,4 @@ class _Reason(weakref.ref):
 def forget(known: dict[Any, weakref.ref], key: Any, ref: weakref.ref) -> None:
     """Takes out what ``ref`` stood for, when that is gone; by then ``key`` may be another's."""
     if known.get(key) is ref:
-        del known[key]
+        known.pop(key, None)  # another thread may have been faster
