@@ -689,6 +689,35 @@ def test_checkpoint(kind, use_reentrant, where):
     assert equal(run(hooks), run(plain())) and hooks.packed > 0 and hooks.bytes_live == 0
 
 
+@pytest.mark.parametrize(
+    "use_reentrant, where, packed, calls",
+    [
+        (False, "around", 1, 2),  # the input alone
+        (False, "around both", 1, 2),  # what is recomputed is packed by the checkpoint's own pair
+        (False, "inside", 3, 1),  # the inner pair wins: nothing is recomputed, and nothing saved by the checkpoint
+        (True, "around", 1, 2),
+        (True, "around both", 4, 2),  # what is recomputed is packed too
+        (True, "inside", 3, 2),
+    ],
+)
+def test_what_hooks_see_of_a_checkpoint(use_reentrant, where, packed, calls):
+    hooks, called = offload_to_cpu(min_bytes=0), []
+
+    def function(h):
+        called.append(1)
+        with hooks if where == "inside" else plain():
+            return h.exp().tanh().sin()  # saves two results and an input
+
+    x = torch.ones(2000, requires_grad=True)
+    with hooks if where != "inside" else plain():
+        y = checkpoint(function, x * 1, use_reentrant=use_reentrant)
+        if where == "around both":
+            y.sum().backward()
+    if where != "around both":
+        y.sum().backward()
+    assert (hooks.packed, len(called)) == (packed, calls)
+
+
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_two_graphs_at_once_in_any_order(kind):
     hooks, made = kind(min_bytes=0), []
