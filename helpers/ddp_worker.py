@@ -4,7 +4,8 @@
 
 Each process (a rank) trains the same small network on data of its own, over gloo on the loopback address: once without
 hooks, then with `offload_to_disk` placed in three ways. It prints a line of JSON for each rank and placing, and ends
-with a code that is not 0 and no JSON if a process fails or the time is up; nothing goes on running then.
+with a code that is not 0 and no JSON if a process fails or the time is up. Nothing goes on running then, nor when the
+process that started the ranks is killed.
 
 A module and not a cell, as a function that is defined in a notebook cannot be started in another process.
 """
@@ -14,10 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -37,13 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds until everything is ended (default: 90)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, default=os.getppid(), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.world_size < 1 or options.steps < 1 or options.timeout <= 0:
         parser.error("--world-size and --steps are at least 1, --timeout is above 0")
     if options.folder is not None and not os.path.isdir(options.folder):
         parser.error(f"--folder: there is no folder {options.folder}")
     if options.rank is not None:
-        _be_rank(options)
+        done = threading.Event()
+        watcher = threading.Thread(target=_end_with_parent, args=(options.parent, done))
+        watcher.start()
+        try:
+            _be_rank(options)
+        finally:
+            done.set()
+            watcher.join()
         return 0
     with tempfile.TemporaryDirectory(prefix="tensor_memory_lab_") as own:
         (folder := Path(own, "saved")).mkdir()
@@ -54,6 +65,7 @@ def _start(options: argparse.Namespace, folder: str, own: Path) -> int:
     """Runs a process for each rank. What they say goes through files, as a full pipe would stop them."""
     command = [sys.executable, "-m", _PROCESS, "--world-size", str(options.world_size), "--steps", str(options.steps)]
     command += ["--folder", folder, "--timeout", str(options.timeout), "--meeting", str(own / "meeting")]
+    command += ["--parent", str(os.getpid())]
     processes: list[subprocess.Popen] = []
     deadline = time.monotonic() + options.timeout
     try:
@@ -72,7 +84,8 @@ def _start(options: argparse.Namespace, folder: str, own: Path) -> int:
             p.wait()
     failed = [rank for rank, p in enumerate(processes) if p.returncode and rank not in late]
     for rank in failed:
-        print(f"rank {rank} failed:\n{(own / f'err{rank}').read_text()}", file=sys.stderr)
+        said = (own / f"err{rank}").read_text()
+        print(f"rank {rank} failed with code {processes[rank].returncode}:\n{said}", file=sys.stderr)
     if late and not failed:
         print(f"not done after {options.timeout:g} s, ended: ranks {late}", file=sys.stderr)
     if late or failed:
@@ -111,6 +124,13 @@ def _be_rank(options: argparse.Namespace) -> None:
             print(json.dumps(_report(options, placing, alone, without)))
     finally:
         dist.destroy_process_group()
+
+
+def _end_with_parent(parent: int, done: threading.Event) -> None:
+    """Ends this process when the one that would end it in time is gone: then another has adopted it."""
+    while not done.wait(0.2):
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _report(options: argparse.Namespace, placing: str, alone: dict, without: dict) -> dict:
@@ -184,4 +204,11 @@ def _equal_across(gradients: list) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the ranks are ended
+    code = main()
+    sys.stdout.flush()
+    if "--rank" in sys.argv:
+        # A thread of gloo that asks for Python's lock while Python takes itself apart aborts a rank that had done its
+        # work, once in many runs. All is said, and the system closes the file: end here.
+        os._exit(code)
+    sys.exit(code)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -65,7 +67,44 @@ def test_run_that_takes_too_long_is_ended(capsys):
 def test_rank_that_fails_ends_the_others_and_is_heard(capsys):
     assert ddp_worker.main(["--folder", "/proc", "--steps", "1"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and "failed:" in said.err and "offload_to_disk cannot make a file" in said.err
+    assert said.out == "" and "failed with code 1:" in said.err and "offload_to_disk cannot make a file" in said.err
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked for in /proc")
+@pytest.mark.parametrize(("number", "wait"), [(signal.SIGKILL, 0), (signal.SIGKILL, 3), (signal.SIGTERM, 0)])
+def test_ranks_end_with_the_process_that_started_them(tmp_path, number, wait):
+    """A run that would take minutes; its folder is in the command line of each of its processes."""
+    command = [sys.executable, "-m", "helpers.ddp_worker", "--folder", str(tmp_path), "--steps", "1000000"]
+    environment = dict(os.environ, TMPDIR=str(tmp_path))  # what is killed leaves its own folder
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
+        started = wait_for(lambda: len(processes_with(tmp_path)) == 3, 30)
+        time.sleep(wait)
+        parent.send_signal(number)
+        parent.wait(30)
+    assert started
+    assert wait_for(lambda: not processes_with(tmp_path), 30)
+
+
+def processes_with(folder) -> list[str]:
+    """Numbers of the processes that have ``folder`` in their command line."""
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path("/proc", number, "cmdline").read_bytes()
+        except OSError:  # it is gone
+            continue
+        if os.fsencode(folder) in line:
+            found.append(number)
+    return found
+
+
+def wait_for(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 @pytest.mark.parametrize(
