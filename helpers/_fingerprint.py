@@ -135,5 +135,5 @@ def _weights_on(device: torch.device) -> tuple[Any, Any]:
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
                 z = (z ^ (z >> shift)) * np.uint64(factor)
             made.append((z | 1).view(np.int64))
-        _weights[device] = tuple(made) if device.type == "cpu" else tuple(torch.fromnp(w).to(device) for w in made)
+        _weights[device] = tuple(made) if device.type == "cpu" else tuple(torch.from_numpy(w).to(device) for w in made)
     return _weights[device]

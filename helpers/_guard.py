@@ -21,7 +21,7 @@ from ._blame import CHECKPOINT, inputs_of_checkpoint, node_name, node_number
 from ._fingerprint import fingerprint
 from ._hook_pairs import active_pair, cover, pop_pair, push_pair, uncover
 from ._ledger import hide_from_compiler
-from ._slots import first_sentence, is_output, operator_of
+from ._slots import first_sentence, is_output, kind_of, operator_of
 from ._source import Found, place, stack_lines
 
 # These operators change what they have packed, without a new version: found by a sweep over PyTorch's catalogue, which
@@ -242,7 +242,7 @@ class Guard:
             source = (node_name(original.grad_fn), original.output_nr) if original.grad_fn is not None else None
         elif source is None and owner != CHECKPOINT and is_output(owner, slot) is not False:
             source = (change.node, 0)
-        change.sentence = first_sentence(tensor.type(), change.shape, source, record.version, now)
+        change.sentence = first_sentence(kind_of(tensor), change.shape, source, record.version, now)
         change.version_then, change.version_now = record.version, now
         change.silent, change.exchanged = silent, exchanged
         change.address, change.geometry = 0, ()

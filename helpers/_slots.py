@@ -42,6 +42,16 @@ def speaks_of(operator: str, node: str) -> bool:
     return seen.startswith(named) or named.startswith(seen)
 
 
+_OLD_KINDS = ("Float", "Double", "Half", "Char", "Byte", "Short", "Int", "Long")
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """The tensor's type as C++ says it; types that are younger than PyTorch 0.4 have another form than in Python."""
+    kind = tensor.type()
+    name = kind.rpartition(".")[2].removesuffix("Tensor")
+    return kind if name in _OLD_KINDS else f"{tensor.device.type.upper()}{name}Type"
+
+
 def first_sentence(kind: str, shape: tuple, source: tuple[str, int] | None, then: int | None, now: int | None) -> str:
     """The words in which PyTorch says that a saved tensor was written to, the installed version's way."""
     shown = f"[{kind} {list(shape)}]"

@@ -9,7 +9,7 @@ import torch
 
 from ._autograd import saved_slots
 from ._blame import node_name, node_number
-from ._slots import first_sentence, is_output
+from ._slots import first_sentence, is_output, kind_of
 
 
 class Kept:
@@ -64,7 +64,7 @@ class Kept:
             if is_output(node_name(node), slot) is not False:
                 source = node_name(node), 0
         size = self.geometry.size if self.geometry is not None else tuple(self.alias.size())
-        return first_sentence(_kind(self.alias), size, source, self.version, now)
+        return first_sentence(kind_of(self.alias), size, source, self.version, now)
 
 
 class Passed:
@@ -74,13 +74,3 @@ class Passed:
 
     def __init__(self, packed: Any, unpack: Any):
         self.packed, self.unpack = packed, unpack
-
-
-_OLD = ("Float", "Double", "Half", "Char", "Byte", "Short", "Int", "Long")
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    """The tensor's type as C++ says it; types that are younger than PyTorch 0.4 have another form than in Python."""
-    kind = tensor.type()
-    name = kind.rpartition(".")[2].removesuffix("Tensor")
-    return kind if name in _OLD else f"{tensor.device.type.upper()}{name}Type"

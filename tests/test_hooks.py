@@ -1144,3 +1144,25 @@ def test_copies_have_the_settings_and_none_of_the_work(kind, tmp_path):
         if first:
             assert other.store.folder == tmp_path
     assert copy.copy(offload_to_cpu(pin_memory=False)).store.pin_memory is False
+
+
+# -- under torch.compile -----------------------------------------------------------------------------------------------
+
+
+def test_hooks_around_and_inside_a_compiled_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    x = torch.randn(128, 64)
+    model(x).sum().backward()
+    truth = [p.grad.clone() for p in model.parameters()]
+    around, inside = offload_to_cpu(model), offload_to_disk(model=model)
+    wrapped = nn.Sequential(model[0], model[1], WithSavedTensorHooks(model[2], inside))
+    for module, hooks in ((model, around), (wrapped, inside)):
+        compiled = torch.compile(module, backend="aot_eager")  # the default backend needs a C++ compiler
+        model.zero_grad()
+        with hooks if hooks is around else plain():
+            out = compiled(x)
+        out.sum().backward()
+        assert hooks.packed > 0 and hooks.bytes_live == 0
+        assert all(torch.allclose(p.grad, g) for p, g in zip(model.parameters(), truth))
+    torch._dynamo.reset()
