@@ -33,6 +33,7 @@ _MAP = {
     "WithSavedTensorHooks": "hooks",  # a module that runs under any of them
     "compare_policies": "tradeoff",  # peak, time and gradient error of each way of saving memory
     "playground": "controls",  # controls over a measurement; move one, and it runs again
+    "draw_bytes": "controls",  # amounts as bars, over those of the run before
     "predict": "exercises",  # answer first, then run
     "check": "exercises",  # is the exercise solved, and if not, which property failed?
     "progress": "exercises",  # what was answered and passed so far

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from ._byte_bars import draw_bytes as draw_bytes
 from ._predict_card import shown
 from .display import MAX_WIDTH, in_notebook
 from .exercises import WIDGET_VIEW
@@ -29,8 +30,8 @@ def playground(
 
     Args:
         body: a function of the controls' values, by name, that returns what it measured and changes nothing else.
-        show: of that and of what the run before gave (None at first), the `Picture`, `Table` or sentence to show;
-            without it ``body`` returns one itself.
+        show: of that and of what the run before gave (None at first), the `Picture`, `Table` or sentence to show, or a
+            list of such, one under the other; without it ``body`` returns them itself.
         height: px kept free for it, so that nothing below moves.
         **controls: for each argument of ``body`` a tuple (least, default, greatest) or (least, default, greatest, step)
             of whole numbers, a slider; or a list of at least two choices, the first of which is the default.
@@ -131,10 +132,15 @@ class Playground:
         """What the controls led to, without the controls."""
         if self.error:
             return f"<p>{html.escape(self.title)}: it stopped with {html.escape(self.error)}</p>"
-        return shown(self.picture) or f"<p>{html.escape(str(self.picture))}</p>"
+        return "".join(shown(part) or f"<p>{html.escape(str(part))}</p>" for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Any]:
+        return self.picture if isinstance(self.picture, list) else [self.picture]
 
     def __repr__(self) -> str:
-        return f"{self.title}\n{f'stopped with {self.error}' if self.error else self.picture}"
+        said = f"stopped with {self.error}" if self.error else "\n".join(map(str, self._parts))
+        return f"{self.title}\n{said}"
 
     @property
     def widgets(self) -> dict[str, Any]:
@@ -174,7 +180,9 @@ class Playground:
             return
         for name, value in self.values.items():
             self._widgets[name].value = value
-        self._widgets[""].value = f'<div role="status" style="line-height:1.5;white-space:normal">{self.html}</div>'
+        # JupyterLab keeps the cells of a table apart in an output, but not in a widget.
+        apart = self.html.replace('style="text-align:', 'style="padding:0 16px 0 0;text-align:')
+        self._widgets[""].value = f'<div role="status" style="line-height:1.5;white-space:normal">{apart}</div>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         # The widget while its model lives, HTML everywhere else: see `helpers.exercises.Prediction`.

@@ -43,6 +43,13 @@ def test_without_show_the_body_shows_itself():
     assert 'alt="a dot &amp; more"' in playground(lambda n: picture, n=(0, 1, 2)).html
 
 
+def test_several_things_stand_one_under_the_other():
+    play = playground(lambda n: n, show=lambda now, before: [f"{now} & {before}", Table(["n"], [[now]])], n=(0, 1, 2))
+    assert play.html == f"<p>1 &amp; None</p>{Table(['n'], [[1]]).html}"
+    assert repr(play) == "n = 1\n1 & None\nn\n1"
+    assert 'padding:0 16px 0 0;text-align:right">1</td>' in play.widgets[""].value  # a widget's table needs room
+
+
 def test_moving_a_control_is_setting_it(play):
     play.widgets["n"].value = 9
     assert (play.result, play.before) == ("a" * 9, "aaa")
