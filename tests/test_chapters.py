@@ -43,7 +43,16 @@ for p in list(exercises._predictions.values()):
         outcome = None if p.outcome is None else p.label(p.outcome)
         answers.append([p.label(option), outcome, repr(p.measured), p.right, repr(p), p.beliefs[option]])
     asked.append([p.question, answers])
-print("REPORT " + json.dumps({"solved": solved, "untouched": untouched, "asked": asked}))
+from helpers.controls import Playground
+played = {}
+for name, play in [item for item in globals().items() if isinstance(item[1], Playground)]:
+    played[name] = [type(play).__name__]
+    for setting in list(play.settings()):
+        for control, value in setting.items():
+            play.widgets[control].value = value  # as by hand, one after the other
+        assert play.values == setting
+        played[name].append([play.title, play.error, play.html])
+print("REPORT " + json.dumps({"solved": solved, "untouched": untouched, "asked": asked, "played": played}))
 """
 
 
@@ -163,6 +172,32 @@ def test_every_exercise_is_solved_by_its_solution(chapter):
     assert len(set(names)) == len(names) >= LEAST_EXERCISES.get(name, 0)
 
 
+WITH_PLAYGROUND = [path for path in CHAPTERS if re.search(r"\bplayground\(", path.read_text("utf-8"))]
+
+
+def playground_problems(report: dict) -> list[str]:
+    """Returns a sentence for everything that is wrong with a playground whose controls were all moved to their ends."""
+    said = []
+    for name, (kind, *moves) in report["played"].items():
+        said += [f"{name}: {title} stopped with {error}" for title, error, _ in moves if error]
+        if kind == "Playground" and not any("against the run before" in text for _, _, text in moves):
+            said.append(f"{name}: nothing is said of the difference to the run before")
+        if len({text for _, _, text in moves}) < 3:
+            said.append(f"{name}: it shows the same whatever is moved")
+    return said
+
+
+def test_every_playground_takes_its_controls_to_both_ends(chapter):
+    name, _, report = chapter
+    assert playground_problems(report) == [], name
+    made = any(kind == "Playground" for kind, *_ in report["played"].values())
+    assert made == (name in {path.stem for path in WITH_PLAYGROUND})
+
+
+def test_some_chapters_have_a_playground():
+    assert {path.stem[:2] for path in WITH_PLAYGROUND} >= {"02", "04", "07", "09"}
+
+
 # The control: a chapter in which each of these is wrong once.
 
 _WRONG = f"""\
@@ -188,6 +223,8 @@ def test_what_is_wrong_is_found(make, tmp_path):
             new_markdown_cell(_COPIES.format("relu_without_growth(x)", "x.relu()")),
             new_code_cell("def add_into_row(buffer, i, x, y):\n    buffer[i] = x + y\n\n\ncheck(add_into_row)"),
             new_markdown_cell("<details><summary>Hint 1</summary>none</details>"),
+            new_code_cell("from helpers import playground\nplay = playground(lambda n: str(12 // n), n=(0, 12, 13))"),
+            new_code_cell("still = playground(lambda n: 'against the run before', n=(0, 1, 2))"),
         ]
     )
     exercises = exercises_of(notebook)
@@ -205,6 +242,11 @@ def test_what_is_wrong_is_found(make, tmp_path):
     assert found[3].startswith("add_into_row: untouched, it is called 'not there yet': ")
     assert found[4] == "add_into_row: two hints are due, there are ['Hint 1']"
     assert len(found) == 5
+    assert playground_problems(report) == [
+        "play: n = 0 stopped with ZeroDivisionError: integer division or modulo by zero",
+        "play: nothing is said of the difference to the run before",
+        "still: it shows the same whatever is moved",
+    ]
 
 
 def test_a_cell_that_raises_is_named(make, tmp_path):
