@@ -1,6 +1,7 @@
 """Chapter 00 as a reader meets it: JupyterLab in a real Chromium, every cell run, every picture in the page.
 
-All chapters as a fresh clone shows them, not trusted. axe-core says what of it a screen reader cannot tell.
+All chapters as a fresh clone shows them, not trusted; then a question of each is answered, and a slider moved, by
+keyboard. axe-core says what of it a screen reader cannot tell.
 
 One JupyterLab serves the whole file, from a copy of the chapters, with settings, signatures and tokens of its own.
 """
@@ -14,6 +15,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import symtable
 import sys
 import time
 import urllib.request
@@ -29,7 +31,9 @@ pytestmark = pytest.mark.browser
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "notebooks/00_start_here.ipynb"
 CHAPTERS = sorted(path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
-LONGEST = 600  # seconds for the whole file; it needs about a minute where nothing else runs
+MADE_OF_SLIDERS = re.compile(r"\b(?:playground|explore_memory|IntSlider)\(")
+WITH_SLIDERS = [name for name in CHAPTERS if MADE_OF_SLIDERS.search((ROOT / "notebooks" / name).read_text("utf-8"))]
+LONGEST = 900  # seconds for the whole file; it needs about three minutes where nothing else runs
 PICTURE = re.compile(r"<img\b")
 
 # Nothing is fetched from elsewhere, and every cell is in the page, not only those in sight.
@@ -195,6 +199,30 @@ class Notebook:
             polling=100,
         )
 
+    def run(self, *cell_ids: str) -> None:
+        """Runs these cells, one after the other, as the reader's Shift+Enter would."""
+        self.settle("await app.shell.currentWidget.sessionContext.ready")
+        positions = [i for i, cell in enumerate(self.cells) if cell["id"] in cell_ids]
+        for position in positions:
+            self.settle(f"app.shell.currentWidget.content.activeCellIndex = {position}")
+            self.command("notebook:run-cell")
+        failed = [
+            (cell["id"], output["evalue"])
+            for cell in (self.cells[position] for position in positions)
+            for output in cell["outputs"]
+            if output["output_type"] == "error" and "raises-exception" not in cell["metadata"].get("tags", [])
+        ]
+        assert not failed, failed
+
+    def tab_to(self, what: str, kind: str) -> None:
+        """Presses Tab until ``kind`` has the focus, six times at most."""
+        for _ in range(6):
+            self.page.keyboard.press("Tab")
+            if self.page.evaluate("kind => document.activeElement.matches(kind)", kind):
+                return
+        stands_on = self.page.evaluate("document.activeElement.outerHTML")[:200]
+        raise AssertionError(f"Tab does not reach {what}; it stands on {stands_on}")
+
     @property
     def cells(self) -> list[dict]:
         """The cells as they are in JupyterLab's memory, not as they are drawn."""
@@ -307,20 +335,12 @@ def test_prediction_is_answered_with_the_keyboard(chapter):
     status = card.locator("[role=status]")
     assert "Measured:" not in status.inner_text(), "nothing runs before the answer"
 
-    def tab_to(what: str, kind: str) -> None:
-        for _ in range(6):
-            page.keyboard.press("Tab")
-            if page.evaluate("kind => document.activeElement.matches(kind)", kind):
-                return
-        stands_on = page.evaluate("document.activeElement.outerHTML")[:200]
-        raise AssertionError(f"Tab does not reach {what}; it stands on {stands_on}")
-
     # Where a reader stands who has just run the cell: on the cell itself.
     chapter.drawn("c00-predict-view").focus()
     chapter.drawn("c00-predict-view").scroll_into_view_if_needed()
-    tab_to("the answers", ".widget-radio-box input, input[type=radio]")
+    chapter.tab_to("the answers", ".widget-radio-box input, input[type=radio]")
     page.keyboard.press("Space")
-    tab_to("the button", "button.jupyter-button")
+    chapter.tab_to("the button", "button.jupyter-button")
     page.keyboard.press("Space")
     status.filter(has_text=re.compile("Measured:")).wait_for()
     said = status.inner_text()
@@ -445,11 +465,84 @@ def test_live_controls_are_fit_for_a_screen_reader(browser, lab, deadline):
         notebook.context.close()
 
 
+# A live plot in a busy cell: long enough to be interrupted, and what the next cells of a reader find.
+BUSY = {
+    "import": "import sys\nsys.path.insert(0, '..')\nimport torch\nfrom helpers import LiveMemoryPlot, MemoryTracker",
+    "busy": """\
+weight = torch.rand(300, 300, requires_grad=True)
+with MemoryTracker(weight) as tracker, LiveMemoryPlot(tracker) as plot:
+    while True:
+        with tracker.phase("forward"):
+            loss = (weight @ weight).tanh().sum()
+        with tracker.phase("backward"):
+            loss.backward()""",
+    "next": "print(plot.frames > 5, plot.error, tracker.operators == (torch.zeros(4), tracker.operators)[1])",
+}
+
+
+def test_an_interrupted_live_plot_leaves_a_finished_figure(browser, lab, deadline):
+    path = lab.folder / "untrusted" / "busy.ipynb"
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in BUSY.items()]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
+    notebook = Notebook(browser, lab, deadline).open(f"lab/tree/untrusted/{path.name}")
+    page = notebook.page
+    try:
+        notebook.settle("await app.shell.currentWidget.sessionContext.ready")
+        # What the reader sees of the busy cell, each time that it changes.
+        page.evaluate("""() => {
+            window.frames_seen = []; window.heights = new Set();
+            new MutationObserver(() => {
+                const frame = document.querySelector('.jp-OutputArea-output svg[role=img]');
+                const label = frame?.getAttribute('aria-label');
+                if (!label || label === window.frames_seen.at(-1)) return;
+                window.frames_seen.push(label);
+                window.heights.add(frame.closest('.jp-OutputArea-output').getBoundingClientRect().height);
+            }).observe(document.querySelector('.jp-Notebook'), {childList: true, subtree: true});
+            window.jupyterapp.commands.execute('notebook:run-all-cells').catch(() => null);
+        }""")
+        page.wait_for_function("() => window.frames_seen.length >= 8", timeout=deadline.ms, polling=100)
+        assert notebook.cells[1]["execution_count"] is None, "the cell is still busy"
+        notebook.command("notebook:interrupt-kernel")
+        page.wait_for_function(
+            "() => window.jupyterapp.shell.currentWidget.content.model.cells.get(1).executionCount !== null",
+            timeout=deadline.ms,
+            polling=100,
+        )
+        seen = page.evaluate("window.frames_seen")
+        assert len(set(seen)) >= 5
+        operators = [int(re.match(r"Operator ([\d,]+): now ", said)[1].replace(",", "")) for said in seen]
+        assert operators == sorted(operators)
+
+        picture, error = notebook.cells[1]["outputs"]
+        assert (error["output_type"], error["ename"]) == ("error", "KeyboardInterrupt")
+        assert {"text/html", "image/png", "text/plain"} == picture["data"].keys()
+        words = "".join(picture["data"]["text/plain"])
+        assert re.search(r"Live memory over [\d,]+ operators: start 351\.56 KiB", words)
+        [shown] = notebook.pictures()
+        check_pictures([shown], 1)
+        assert shown["alt"] == words
+        height = page.evaluate(
+            "document.querySelector('.jp-OutputArea-output img').closest('.jp-OutputArea-output')"
+            ".getBoundingClientRect().height"
+        )
+        assert page.evaluate("[...window.heights]") == [pytest.approx(height, abs=1)], "nothing jumps"
+
+        notebook.settle("app.shell.currentWidget.content.activeCellIndex = 2")
+        notebook.command("notebook:run-cell")
+        [said] = notebook.cells[2]["outputs"]
+        assert "".join(said["text"]) == "True None True\n"
+        assert notebook.violations() == []
+    finally:
+        notebook.context.close()
+
+
 @pytest.fixture(scope="module", params=CHAPTERS)
 def untrusted(request, browser, lab, deadline) -> Iterator[Notebook]:
     """Each chapter as a fresh clone shows it: not trusted, and no cell run."""
     notebook = Notebook(browser, lab, deadline).open(f"lab/tree/untrusted/{request.param}")
     yield notebook
+    notebook.settle("await app.shell.currentWidget.sessionContext.shutdown()")  # torch is in it; there are many
     notebook.context.close()
 
 
@@ -471,3 +564,114 @@ def test_untrusted_chapter_shows_its_pictures(untrusted, request, tmp_path):
 def test_untrusted_chapter_is_fit_for_a_screen_reader(untrusted):
     assert untrusted.page.locator(".jp-OutputArea").count() > 10, "there is something to look at"
     assert untrusted.violations() == []
+
+
+# The same page goes on, as a reader does who has looked enough: only the cells run that a question or a slider needs.
+
+
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """(bound, used): the names of the notebook's own that a cell binds, and that it or a function in it uses."""
+    top = symtable.symtable(source, "cell", "exec")
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    used, tables = {s.get_name() for s in top.get_symbols() if s.is_referenced()}, [*top.get_children()]
+    while tables:
+        table = tables.pop()
+        used |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+        tables += table.get_children()
+    return bound, used
+
+
+def needed_for(cells: list[dict], cell_id: str) -> list[str]:
+    """``cell_id`` and, before it, set-up and every cell that binds a name which is needed."""
+    code = [(c["id"], "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
+    position = [name for name, _ in code].index(cell_id)
+    chosen, wanted = [cell_id], names_of(code[position][1])[1]
+    for name, source in reversed(code[:position]):
+        if name == "bootstrap":
+            chosen.append(name)
+            continue
+        bound, used = names_of(source)
+        if bound & wanted:
+            chosen.append(name)
+            wanted |= used
+    return chosen[::-1]
+
+
+def test_what_a_cell_needs_is_found():
+    sources = ["%setup", "import a", "b = a.b()", "x = 1", "def f():\n    y = 2\n    return b", "f(); y = 3", "x"]
+    ids = ["bootstrap", *"abxfyz"]
+    cells = [{"id": i, "cell_type": "code", "source": source} for i, source in zip(ids, sources)]
+    assert needed_for(cells, "y") == ["bootstrap", "a", "b", "f", "y"]
+    assert needed_for(cells, "z") == ["bootstrap", "x", "z"]
+
+
+def sources(cells: list[dict], pattern: re.Pattern) -> dict[str, str]:
+    """Cell id -> source of the code cells in which ``pattern`` is found."""
+    code = {c["id"]: "".join(c["source"]) for c in cells if c["cell_type"] == "code"}
+    return {name: source for name, source in code.items() if pattern.search(source)}
+
+
+def commit(notebook: Notebook, card, position: int, verdict: str) -> str:
+    """Chooses the answer at ``position`` with the keyboard, commits to it, and returns what is said then."""
+    card.locator("input[type=radio]").nth(position).focus()
+    notebook.page.keyboard.press("Space")
+    notebook.tab_to("the button", "button.jupyter-button")
+    notebook.page.keyboard.press("Space")
+    said = card.locator("[role=status]")
+    said.filter(has_text=re.compile(verdict)).wait_for()
+    return said.inner_text()
+
+
+RIGHT, WRONG = "As you predicted", "You predicted"
+
+
+def test_a_question_is_answered_wrongly_and_rightly(untrusted):
+    cell_id = next(iter(sources(untrusted.cells, re.compile(r"^predict\(", re.M))))
+    untrusted.run(*needed_for(untrusted.cells, cell_id))
+    card = untrusted.drawn(cell_id).locator(".jp-OutputArea-output").last
+    card.scroll_into_view_if_needed()
+    labels = [label.replace("`", "") for label in card.locator(".widget-radio-box label").all_inner_texts()]
+    assert len(labels) >= 3
+    said = commit(untrusted, card, 0, f"{RIGHT}|{WRONG}")
+    measured = re.search(r"Measured: (.*)\.$", said, re.M)[1]
+    right = [label.strip() for label in labels].index(measured)
+    assert (RIGHT in said) == (right == 0)
+    other = right or 1  # if the first answer was wrong the right one, else a wrong one
+    then = commit(untrusted, card, other, WRONG if right == 0 else RIGHT)
+    assert f"Measured: {measured}." in then, "it is measured again, and the same"
+    assert (RIGHT in then) == (right != 0)
+    assert untrusted.complaints == []
+
+
+# What a cell with a slider says and shows: words, alternative texts, pictures.
+_SHOWN = """cell => { const all = s => [...cell.querySelectorAll('.jp-OutputArea-output ' + s)];
+    const words = [...all('.widget-html-content').map(e => e.innerText), ...all('img').map(i => i.alt)].join(' ');
+    return [words, all('img').map(i => i.src).join(' ')]; }"""
+_CHANGED = f"""([position, before]) => {{
+    const cell = document.querySelector(`.jp-Notebook .jp-Cell[data-windowed-list-index='${{position}}']`);
+    return ({_SHOWN})(cell).every((now, i) => now && now !== before[i]); }}"""
+
+
+@pytest.mark.parametrize("untrusted", WITH_SLIDERS, indirect=True)
+def test_a_slider_is_moved_and_the_picture_follows(untrusted):
+    found = sources(untrusted.cells, MADE_OF_SLIDERS)
+    assert found
+    for cell_id, source in found.items():
+        untrusted.run(*needed_for(untrusted.cells, cell_id))
+        cell = untrusted.drawn(cell_id)
+        handle = cell.locator(".noUi-handle").first
+        handle.scroll_into_view_if_needed()
+        before = cell.evaluate(_SHOWN)
+        assert all(before), "words and a picture are there before anything is moved"
+        handle.focus()
+        untrusted.page.keyboard.press("End")
+        position = int(cell.get_attribute("data-windowed-list-index"))
+        untrusted.page.wait_for_function(_CHANGED, arg=[position, before], polling=50)
+        words, _ = cell.evaluate(_SHOWN)
+        assert "against the run before" in words or "playground(" not in source
+        assert "stopped with" not in words
+        for picture in cell.locator(".jp-OutputArea-output img").all():
+            picture.evaluate("i => i.decode()")
+            assert picture.evaluate("i => i.naturalWidth > 0 && i.width <= 700")
+        assert handle.evaluate("h => h === document.activeElement"), "the next key moves it on"
+    assert untrusted.complaints == []
