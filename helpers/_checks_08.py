@@ -112,6 +112,20 @@ def _small(t: Trial) -> str | None:
     return None if packed <= 2000 else f"1,000 float32 numbers, 4,000 B, are kept in {packed:,} B"
 
 
+def _range(t: Trial) -> str | None:
+    pack, unpack = t.result
+    for value in (1e30, 1e-30):
+        given = torch.tensor([value], dtype=torch.float32)
+        try:
+            found = unpack(pack(given))
+            if torch.allclose(found.double(), given.double(), rtol=2e-2, atol=0):
+                continue
+        except Exception:  # hooks that fail altogether hear so from the gradients
+            return None
+        return f"{value:g} comes back as {found.item():g}"
+    return None
+
+
 COMPRESS = Exercise(
     name="compressing_hooks",
     task="return `pack` and `unpack` that keep floating-point tensors in bfloat16 and leave others as they are",
@@ -125,6 +139,11 @@ COMPRESS = Exercise(
             "give gradients that are right to two digits",
             _gradients(loose=True),
             "What comes back must have the dtype that was given, and positions must stay whole numbers.",
+        ),
+        Property(
+            "keep the range of float32",
+            _range,
+            "float16 has as few bytes, but ends at 65,504 and makes 0 of tiny numbers. bfloat16 has float32's range.",
         ),
     ),
 )

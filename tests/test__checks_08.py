@@ -36,6 +36,19 @@ def small():
     return pack, lambda pair: pair[0].to(pair[1])
 
 
+def in_float16():
+    def pack(t):
+        kept = t.detach()
+        return (kept.half() if kept.is_floating_point() else kept), t.dtype
+
+    return pack, lambda pair: pair[0].to(pair[1])
+
+
+def without_small_numbers():
+    pack, unpack = small()
+    return lambda t: pack(t.where(t.abs() > 1e-20, 0)), unpack
+
+
 def safe():
     def unpack(pair):
         kept, version = pair
@@ -82,6 +95,8 @@ WRONG = [
         lambda: (lambda t: t.detach().to(torch.bfloat16), lambda t: t.float()),
         ["x[positions]", "positions must stay whole numbers"],
     ),
+    ("compressing_hooks", in_float16, ["1e+30 comes back as inf", "float16 has as few bytes"]),
+    ("compressing_hooks", without_small_numbers, ["1e-30 comes back as 0", "the range of float32"]),
     ("safe_hooks", lambda: (lambda t: t, lambda t: t), ["still in memory", "backward raised nothing"]),
     ("safe_hooks", lambda: (lambda t: t.detach(), lambda t: t), ["backward raised nothing", "`t._version`"]),
     ("safe_hooks", in_a_list, ["never forgets"]),
