@@ -20,6 +20,7 @@ _MAP = {
     "measure_memory": "memory",  # what one call retains, and its peak
     "LiveMemoryPlot": "live",  # a tracker drawn while it runs
     "draw_memory": "live",  # a tracker drawn afterwards
+    "explore_memory": "explore",  # what was alive at each moment of it, under a slider
     "compare_copies": "copies",  # what clone, detach and the others do, a row each
     "saved_tensors": "saved",  # what a graph keeps for backward, counted
     "predict_saved": "saved",  # the same for shapes alone, without the memory

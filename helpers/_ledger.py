@@ -13,8 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ._autograd import _PLAIN, storages_of
+from ._history import History
 from ._source import Spot
-from ._timeline import ALLOC, FREE, RESIZE, Log
+from ._timeline import ALLOC, FREE, RESIZE, Log, Replay
 
 _NUMBERS = (int, float, bool)  # what arguments are that are no tensors, more often than not
 _has_storage, _storage_id = torch._C._has_storage, torch._C._storage_id
@@ -37,8 +38,8 @@ class Known(weakref.ref):
 class Ledger:
     """Files storages by address, sums their bytes, and logs what changes; see `MemoryTracker` for the attributes.
 
-    The log takes one tuple of ten for each allocation, resize and free, about 300 bytes, for as long as the ledger is
-    kept. Nothing else here grows with the time that the work runs.
+    The log takes ten entries for each allocation, resize and free, about 300 bytes, for as long as the ledger is kept
+    or until `_thin` takes some away. Nothing else here grows with the time that the work runs.
     """
 
     def __init__(self) -> None:
@@ -47,12 +48,17 @@ class Ledger:
         self._line: Callable[[], Spot | None] | None = None  # finds the line of an event, where lines are wanted
         self._op_line: Spot | None = None  # between an operator's start and its result, if known already
         self._func: Any = None
-        self._phases_open: list[list[str]] = []  # each name in a list of its own, which tells it from its namesakes
+        # Of each [name, number of its first event, operator of that if noted]; a list tells it from its namesakes.
+        self._phases_open: list[list[Any]] = []
         self._phase = ""  # the innermost of these
+        self._borders: list[int] = []  # numbers of the first events behind the begin or the end of a phase
         self._log = Log()
         self._write = self._log.flat.extend
         self._events = 0  # how many entries the log has: to count is cheaper than to ask
         self._start = self._peak = 0  # how many entries the log had at the start, and at the peak
+        self._full = float("inf")  # how many there may be before `_thin` is called
+        self._history: History | None = None  # what it keeps of those that it took away
+        self._followers: list[Callable[[], Replay]] = []  # live pictures, which read the log before it is thinned
         # By the address of the StorageImpl. Addresses are reused at once, so the reference is always asked too.
         self._storages: dict[int, Known] = {}
         self._numbers = 0
@@ -121,6 +127,13 @@ class Ledger:
             if known is not None:
                 self._update(storage, known, "UntypedStorage.resize_")
 
+    def _border(self) -> int:
+        """A phase begins or ends here. Returns the number that the next event gets."""
+        here = self._events
+        if self._full != float("inf") and (not self._borders or self._borders[-1] != here):
+            self._borders.append(here)
+        return here
+
     def _close(self) -> None:
         """Follows nothing from here on, so that the figures stay what they are."""
         with self._lock:
@@ -170,12 +183,17 @@ class Ledger:
             self._events += 1
             if live > self.peak_bytes:
                 self.peak_bytes, self._peak = live, self._events
+            if self._events >= self._full:
+                self._thin()
         finally:
             self._writing = False
         while self._late:
             self._freed(self._late.popleft())
         if self.listener is not None:
             self.listener()
+
+    def _thin(self) -> None:
+        """Makes room in the log; see `Recall`."""
 
 
 def _has_argument(storage: torch.UntypedStorage, args: tuple, kwargs: dict | None) -> bool:

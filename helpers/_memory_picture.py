@@ -7,16 +7,17 @@ the floor: parameters, optimizer state, gradients, saved activations, other.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, clip, in_xml, round_bytes, text_width
+from ._memory_phases import BOTTOM, HEIGHT, TOP, WIDTH, Bracket, phase_marks
+from .display import FONT, GROUPS, INK, PAPER, clip, in_xml, round_bytes, text_width
 
-WIDTH, HEIGHT = MAX_WIDTH, 330
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 74, 50  # margins of the plot, in px
+LEFT, RIGHT = 66, 14  # margins of the plot, in px
 _PLOT_W, _PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-_MAX_POINTS = 4096
-_BOLD_14 = 16  # px: bold letters of 14 px are no wider than ordinary ones of this size
+_MAX_POINTS = 2048  # more than the plot has px, even when twice as many operators have just come to stand together
+READOUT = (14, 188, 332, 482)  # px: where the words of a readout begin
 # A pattern repeats what the colour says; parameters and other need none, they are told by being at the floor and grey.
 _HATCH = {
     "optimizer state": '<path d="M0 6L6 0" stroke="#1a1a1a" stroke-width=".7"/>',
@@ -36,25 +37,51 @@ class Curve:
 
     points: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     device_lines: list[tuple[int, int, int]] = field(default_factory=list)
+    _width: int = 0  # for how many operators a point stands; 0: each for itself
+    _line_width: int = 0
 
     def add(self, operator: int, groups: dict[str, int], allocated: int | None = None, reserved: int | None = None):
-        self.points.append((operator, tuple(groups[g] for g in GROUPS)))
+        point = operator, tuple([groups[g] for g in GROUPS])
+        self._width = _added(self.points, point, self._width, _bytes_of)
         if allocated is not None and reserved is not None:
-            self.device_lines.append((operator, allocated, reserved))
-        if len(self.points) > _MAX_POINTS:
-            self.points = _halved(self.points, key=lambda p: sum(p[1]))
-        if len(self.device_lines) > _MAX_POINTS:
-            self.device_lines = _halved(self.device_lines, key=lambda p: p[2])
+            point = operator, allocated, reserved
+            self._line_width = _added(self.device_lines, point, self._line_width, _reserved_of)
 
     @property
     def top(self) -> int:
         return max((sum(p[1]) for p in self.points), default=0)
 
 
-def _halved(points: list, key) -> list:
-    """Keeps the first, which is the start, and the last, and the higher of every two neighbours between them."""
-    inner = points[1:-1]
-    return [points[0], *(max(inner[i : i + 2], key=key) for i in range(0, len(inner), 2)), points[-1]]
+def _bytes_of(point: tuple) -> int:
+    return sum(point[1])
+
+
+def _reserved_of(point: tuple) -> int:
+    return point[2]
+
+
+def _added(points: list, point: tuple, width: int, height: Callable[[tuple], int]) -> int:
+    """Adds a point. Returns for how many operators one stands, which is twice as many whenever there are too many.
+
+    Of the points that stand together the highest stays. The first, which is the start, and the last always do. So the
+    points lie evenly over the run, however long it is.
+    """
+    _put(points, point, width, height)
+    while len(points) > _MAX_POINTS:
+        width = max(2 * width, 1)
+        old, points[:] = points[:], []
+        for each in old:
+            _put(points, each, width, height)
+    return width
+
+
+def _put(points: list, point: tuple, width: int, height: Callable[[tuple], int]) -> None:
+    if width and len(points) > 2 and points[-1][0] // width == points[-2][0] // width:
+        if height(points[-1]) >= height(points[-2]):
+            points[-2] = points[-1]
+        points[-1] = point
+    else:
+        points.append(point)
 
 
 @dataclass(frozen=True)
@@ -66,16 +93,6 @@ class Marker:
     text: str
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """A phase: its name and the operators it spans; ``depth`` 0 is outermost."""
-
-    name: str
-    first: int
-    last: int
-    depth: int = 0
-
-
 def memory_svg(
     curve: Curve,
     *,
@@ -84,6 +101,8 @@ def memory_svg(
     brackets: Sequence[Bracket] = (),
     peak: Marker | None = None,
     before: Curve | None = None,
+    readout: Sequence[str] = (),
+    cursor: tuple[int, int] | None = None,
 ) -> str:
     """Returns the picture as one ``<svg>``, `WIDTH` by `HEIGHT` px.
 
@@ -91,6 +110,8 @@ def memory_svg(
         title: the finding, in one sentence.
         figures: the line of figures under the picture.
         before: the curve of an earlier run, drawn as an outline.
+        readout: in place of the title what is now; each word has its place, so nothing jumps when figures change.
+        cursor: (operator, live bytes) of the moment that is spoken of.
     """
     last = max([p[0] for c in (curve, before) if c for p in c.points] + [1])
     lead = max(1.0, last * 0.03)  # room at the left, where only what existed before is to be seen
@@ -102,7 +123,8 @@ def memory_svg(
     def y(nbytes: float) -> float:
         return TOP + _PLOT_H * (1 - nbytes / top)
 
-    columns = _columns(curve.points, x)
+    light = bool(readout)
+    columns = _columns(curve.points, x, light)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'font-family="{html.escape(FONT)}" font-size="11" fill="{INK}">',
@@ -113,24 +135,26 @@ def memory_svg(
         )
         + "</defs>",
         f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="4" fill="{PAPER}" stroke="#8a8a8a"/>',
-        f'<text x="14" y="23" font-size="14" font-weight="bold">{_escape(clip(title, WIDTH - 28, _BOLD_14))}</text>',
+        *(_readout(readout) if readout else [_bold(14, WIDTH - 28, title, 14)]),
     ]
     parts += _grid(y, top)
     if peak:
         parts.append(
             f'<path d="M{x(peak.operator):.1f} 48V{y(peak.nbytes):.1f}" stroke="{INK}" stroke-dasharray="2 2"/>'
         )
-    parts += _phases(brackets, x)
-    present = []
-    for number, group in enumerate(GROUPS):
-        path, label = _band(columns, number, y, group)
-        parts += path + label
-        if path:
-            present.append(group)
+    parts += phase_marks(brackets, x)
+    present = [g for number, g in enumerate(GROUPS) if any(values[number] for _, values in columns)]
+    # From the top down, each to the floor and the next one over it: half the page that bands with floors would take.
+    levels = _levels(columns, y)
+    for group in reversed(present):
+        parts += _band(group, levels)
+    for group in present:
+        parts += _label(group, levels, 40 if light else 120)
     if before:
-        parts.append(_outline(_columns(before.points, x), y))
+        parts.append(_outline(_columns(before.points, x, light), y))
+    lines = _columns([(o, values) for o, *values in curve.device_lines], x, light, height=max)
     for number, (name, dash) in enumerate((("allocated", "none"), ("reserved", "5 3"))):
-        line = [(x(o), y(values[number])) for o, *values in curve.device_lines]
+        line = [(px, y(values[number])) for px, values in lines]
         if line:
             parts.append(
                 f'<path d="M{_steps(line, x(last))}" fill="none" stroke="{INK}" stroke-width="1.4" '
@@ -139,10 +163,31 @@ def memory_svg(
             )
     if peak:
         parts += _peak(peak, x, y)
+    if cursor:
+        parts += _cursor(x(cursor[0]), y(cursor[1]))
     parts += _legend(present)
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">{_escape(clip(figures, WIDTH - LEFT - 20))}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {last:,}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _bold(at: float, width: float, text: str, size: int) -> str:
+    # Bold letters are a seventh wider than ordinary ones at most.
+    words = _escape(clip(text, width, size * 8 / 7))
+    return f'<text x="{at}" y="23" font-size="{size}" font-weight="bold">{words}</text>'
+
+
+def _readout(words: Sequence[str]) -> list[str]:
+    edges = [*READOUT[: len(words)], WIDTH - 8]
+    return [_bold(at, end - at - 6, word, 12) for at, end, word in zip(edges, edges[1:], words) if word]
+
+
+def _cursor(px: float, py: float) -> list[str]:
+    return [
+        f'<path d="M{px:.1f} {TOP - 8}V{TOP + _PLOT_H}" fill="none" stroke="{PAPER}" stroke-width="4"/>'
+        f'<path d="M{px:.1f} {TOP - 8}V{TOP + _PLOT_H}" fill="none" stroke="{INK}" stroke-width="1.6"/>'
+        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4.5" fill="{INK}" stroke="{PAPER}" stroke-width="1.6"/>'
+    ]
 
 
 def _escape(text: str) -> str:
@@ -153,49 +198,53 @@ def _pattern(group: str) -> str:
     return "hatch-" + group.replace(" ", "-")
 
 
-def _columns(points, x) -> list[tuple[float, tuple[int, ...]]]:
-    """One point for each px: where several events share a px, the highest, so that no peak is lost."""
+def _columns(points, x, light: bool, height: Callable = sum) -> list[tuple[float, tuple[int, ...]]]:
+    """One point for each px or so: where several events share one, the highest, so that no peak is lost."""
     columns: list[tuple[float, tuple[int, ...]]] = []
+    # Half a px where that cannot make the page large; two of them in a frame that lasts for a tenth of a second.
+    fine = 2 if len(points) <= _PLOT_W / (4 if light else 1) else 0.5 if light else 1
     for operator, values in points:
-        at = round(x(operator) * 2) / 2
+        at = round(x(operator) * fine) / fine
         if columns and columns[-1][0] == at and len(columns) > 1:
-            if sum(values) >= sum(columns[-1][1]):
+            if height(values) >= height(columns[-1][1]):
                 columns[-1] = at, values
         else:
             columns.append((at if columns else float(LEFT), values))
-    return columns
+    # A column like the one before it is the same staircase.
+    return [c for i, c in enumerate(columns) if i in (0, len(columns) - 1) or c[1] != columns[i - 1][1]]
 
 
 def _steps(line: Sequence[tuple[float, float]], end: float) -> str:
     """A staircase through the points: memory stays as it is until the next event."""
-    path = f"{line[0][0]:.1f} {line[0][1]:.1f}"
+    path = f"{line[0][0]:g} {line[0][1]:.1f}"
     for px, py in line[1:]:
-        path += f"H{px:.1f}V{py:.1f}"
-    return path + f"H{end:.1f}"
+        path += f"H{px:g}V{py:.1f}"
+    return path + f"H{end:g}"
 
 
-def _band(columns, number: int, y, group: str) -> tuple[list[str], list[str]]:
-    if not columns or not any(values[number] for _, values in columns):
-        return [], []
-    right = float(WIDTH - RIGHT)
-    floor = [(px, y(sum(values[:number]))) for px, values in columns]
-    roof = [(px, y(sum(values[: number + 1]))) for px, values in columns]
-    back = f"L{right:.1f} {floor[-1][1]:.1f}"
-    for (px, _), (_, previous) in zip(reversed(floor[1:]), reversed(floor[:-1])):
-        back += f"H{px:.1f}V{previous:.1f}"
-    outline = f"M{_steps(roof, right)}{back}H{floor[0][0]:.1f}Z"
+def _levels(columns, y) -> list[list[tuple[float, float]]]:
+    """The floor of the plot and the roofs of the bands, from below, as points."""
+    heights = [[y(total) for total in accumulate(values, initial=0)] for _, values in columns]
+    return [[(px, ys[n]) for (px, _), ys in zip(columns, heights)] for n in range(len(GROUPS) + 1)]
+
+
+def _band(group: str, levels) -> list[str]:
+    floor, roof = levels[0], levels[list(GROUPS).index(group) + 1]
+    outline = f"M{_steps(roof, WIDTH - RIGHT)}V{floor[0][1]:.1f}H{roof[0][0]:g}Z"
     drawn = [f'<path d="{outline}" fill="{GROUPS[group]}" stroke="{INK}" stroke-width=".8" stroke-linejoin="round"/>']
     if group in _HATCH:
         drawn.append(f'<path d="{outline}" fill="url(#{_pattern(group)})" fill-opacity=".55"/>')
-    return drawn, _label(group, floor, roof, right)
+    return drawn
 
 
-def _label(group: str, floor, roof, right: float) -> list[str]:
+def _label(group: str, levels, looks: int) -> list[str]:
     """The name inside the band, at the place where a box of its size fits best; nothing if it fits nowhere."""
+    number, right = list(GROUPS).index(group), float(WIDTH - RIGHT)
+    floor, roof = levels[number], levels[number + 1]
     need = text_width(group) + 8
     best, place = 0.0, None
-    if len(floor) > 120:  # a place for a word needs no finer look, and a live frame no slower one
-        step = -(-len(floor) // 120)
+    if len(floor) > looks:  # a place for a word needs no finer look, and a live frame no slower one
+        step = -(-len(floor) // looks)
         floor, roof = (
             [(c[i][0], pick(py for _, py in c[i : i + step])) for i in range(0, len(c), step)]
             for c, pick in ((floor, min), (roof, max))
@@ -251,41 +300,6 @@ def _grid(y, top: float) -> list[str]:
 
 def _tick(nbytes: float) -> str:
     return "0" if not nbytes else round_bytes(nbytes).replace(".00", "")
-
-
-def _phases(brackets: Sequence[Bracket], x) -> list[str]:
-    drawn = []
-    spans = [(b.name, x(b.first), x(max(b.last, b.first))) for b in brackets if b.depth == 0]
-    for number, (_, left, right) in enumerate(spans):
-        if number % 2 == 0:
-            drawn.append(
-                f'<rect x="{left:.1f}" y="{TOP}" width="{max(right - left, 1):.1f}" height="{_PLOT_H}" fill="#f1f1f1"/>'
-            )
-        drawn.append(
-            f'<path d="M{left + 1:.1f} {TOP - 2}v-6H{max(right - 1, left + 2):.1f}v6" fill="none" stroke="#555"/>'
-        )
-    return drawn + _names(spans)
-
-
-def _names(spans: Sequence[tuple[str, float, float]]) -> list[str]:
-    """The names of phases, each over its own or, where that is short, as near as the names beside it let it be."""
-    drawn, end = [], 0.0
-    for i, (name, left, right) in enumerate(spans):
-        limit = float(WIDTH - 8)
-        if i + 1 < len(spans):
-            following, begin, last = spans[i + 1]
-            limit = max(right, (begin + last - text_width(clip(following, last - begin))) / 2 - 6)
-        shown = clip(name, limit - end - 6)
-        half = text_width(shown) / 2
-        if shown == "…" or end + 6 + 2 * half > limit:
-            continue
-        middle = min(max((left + right) / 2, end + 6 + half), limit - half)
-        end = middle + half
-        drawn.append(
-            f'<text x="{middle:.1f}" y="{TOP - 12}" text-anchor="middle" stroke="{PAPER}" stroke-width="3" '
-            f'paint-order="stroke">{_escape(shown)}</text>'
-        )
-    return drawn
 
 
 def _peak(peak: Marker, x, y) -> list[str]:

@@ -20,23 +20,34 @@ class Log:
 
     A tuple for each would be one more object that Python's garbage collector goes through again and again; on small
     operators that costs more than to write the event down.
+
+    Attributes:
+        first: the number of the oldest entry that is still here; a long run lets go of the older ones.
     """
 
-    __slots__ = ("flat",)
+    __slots__ = ("first", "flat")
 
     FIELDS = ("kind", "operator", "func", "spot", "phase", "live", "delta", "storage", "nbytes", "cuda")
+    _WIDTH = len(FIELDS)
 
     def __init__(self) -> None:
         self.flat: list[Any] = []
+        self.first = 0
 
     def __len__(self) -> int:
-        return len(self.flat) // len(self.FIELDS)
+        return self.first + len(self.flat) // self._WIDTH
 
     def __getitem__(self, index: int) -> tuple:
-        width = len(self.FIELDS)
-        if not 0 <= index < len(self):
-            raise IndexError(f"there is no entry {index}; the log has {len(self)}")
-        return tuple(self.flat[index * width : (index + 1) * width])
+        at = (index - self.first) * self._WIDTH
+        entry = self.flat[at : at + self._WIDTH] if at >= 0 else ()
+        if not entry:
+            raise IndexError(f"there is no entry {index}; the log has those from {self.first} to {len(self) - 1}")
+        return tuple(entry)
+
+    def forget(self, before: int) -> None:
+        """Lets go of the entries before ``before``."""
+        del self.flat[: (before - self.first) * self._WIDTH]
+        self.first = before
 
 
 class Event(NamedTuple):
@@ -90,6 +101,13 @@ def op_name(func: Any) -> str:
     return str(func).rsplit(".", 1)[0] if isinstance(func, torch._ops.OpOverload) else str(func or "")
 
 
+def event_of(index: int, entry: tuple, totals: dict[str, int]) -> Event:
+    """The entry of a log in words."""
+    kind, operator, func, spot, phase, live, delta, _, _, cuda = entry
+    line = place(line_at(spot))
+    return Event(index, operator, op_name(func), kind, phase, line, live, delta, dict(totals), *(cuda or ()))
+
+
 class Replay:
     """Runs the log of a tracker forward, event by event, and keeps which storage serves as what.
 
@@ -103,33 +121,34 @@ class Replay:
     def __init__(self, log: Log | list[tuple], marks: list[tuple]):
         self.log, self.marks = log, marks
         self.totals = dict.fromkeys(GROUPS, 0)
-        self.alive: dict[int, tuple[int, str, int]] = {}  # storage number -> (nbytes, group, number of its first event)
+        self.alive: dict[int, tuple[int, str, tuple]] = {}  # storage number -> (nbytes, group, its first entry)
         self._roles: dict[int, dict[str, int]] = {}
-        self._next_event = self._next_mark = 0
+        self.next_event = self._next_mark = 0
+
+    def branch(self, marks: list[tuple]) -> Replay:
+        """Returns another that goes on from here, with ``marks`` after those that are still to come."""
+        other = Replay(self.log, self.marks[self._next_mark :] + marks)
+        other.totals, other.alive, other.next_event = dict(self.totals), dict(self.alive), self.next_event
+        other._roles = {storage: dict(roles) for storage, roles in self._roles.items()}
+        return other
+
+    def entries(self) -> Iterator[tuple[int, tuple]]:
+        """Plays what is not played yet and yields each (number, entry); meanwhile `totals` are those after it."""
+        while self.next_event < (end := len(self.log)):
+            for index in range(self.next_event, end):
+                entry = self.log[index]
+                self._play(index, entry)
+                yield index, entry
 
     def events(self) -> Iterator[Event]:
-        """Plays the events that are not played yet and yields each."""
-        while self._next_event < len(self.log):
-            index, entry = self._next_event, self.log[self._next_event]
-            self._play(index, entry)
-            kind, operator, func, spot, phase, live, delta, _, _, cuda = entry
-            yield Event(
-                index,
-                operator,
-                op_name(func),
-                kind,
-                phase,
-                place(line_at(spot)),
-                live,
-                delta,
-                dict(self.totals),
-                *(cuda or ()),
-            )
+        """The same as `Event`, which takes longer: lines are counted and operators named."""
+        for index, entry in self.entries():
+            yield event_of(index, entry, self.totals)
 
     def state_after(self, index: int) -> Replay:
         """Plays up to and with event ``index``; then `totals` and `storages` tell what was alive."""
-        while self._next_event <= index:
-            self._play(self._next_event, self.log[self._next_event])
+        while self.next_event <= index:
+            self._play(self.next_event, self.log[self.next_event])
         return self
 
     def settled(self) -> Replay:
@@ -137,20 +156,24 @@ class Replay:
         self._apply_marks(float("inf"))
         return self
 
+    def marks_replaced(self) -> None:
+        """All marks had been applied when `marks` was shortened: what stands there now is known already."""
+        self._next_mark = len(self.marks)
+
     def storages(self) -> list[Alive]:
         """What is alive now, largest first."""
         found = []
-        for nbytes, group, first in self.alive.values():
-            entry = self.log[first]
+        for nbytes, group, entry in self.alive.values():
             found.append(Alive(op_name(entry[2]) or "before the start", place(line_at(entry[3])), nbytes, group))
         return sorted(found, key=lambda a: -a.nbytes)
 
     def _play(self, index: int, entry: tuple) -> None:
-        self._apply_marks(index)
+        if self._next_mark < len(self.marks):
+            self._apply_marks(index)
         kind, _, _, _, _, _, _, storage, nbytes, _ = entry
-        _, group, first = self.alive.get(storage, (0, None, index))
+        _, group, first = self.alive.get(storage, (0, None, entry))
         self._remove(storage)
-        self._next_event = index + 1
+        self.next_event = index + 1
         if kind == FREE:
             self._roles.pop(storage, None)
         else:
@@ -160,6 +183,8 @@ class Replay:
         while self._next_mark < len(self.marks) and self.marks[self._next_mark][0] <= before:
             _, storage, group, step = self.marks[self._next_mark]
             self._next_mark += 1
+            if step < 0 and storage not in self._roles:
+                continue  # it was freed before its node let go: what dead storages were is not collected
             roles = self._roles.setdefault(storage, {})
             roles[group] = roles.get(group, 0) + step
             if storage in self.alive:
@@ -168,10 +193,12 @@ class Replay:
                 self._put(storage, nbytes, self._group(storage), first)
 
     def _group(self, storage: int) -> str:
-        roles = self._roles.get(storage, {})
+        roles = self._roles.get(storage)
+        if not roles:
+            return "other"
         return next((group for group in PRECEDENCE if roles.get(group, 0) > 0), "other")
 
-    def _put(self, storage: int, nbytes: int, group: str, first: int) -> None:
+    def _put(self, storage: int, nbytes: int, group: str, first: tuple) -> None:
         self.alive[storage] = nbytes, group, first
         self.totals[group] += nbytes
 

@@ -212,27 +212,62 @@ class Table:
         return {"text/html": self.html, "text/plain": repr(self)}
 
 
+def lasting(picture: Picture) -> dict[str, str]:
+    """Returns what a saved notebook keeps of ``picture`` for every kind of viewer: HTML, PNG and text.
+
+    Each front end shows one of the three:
+
+    - JupyterLab, Colab, VS Code and nbconvert take the HTML before the PNG. There a browser draws the SVG of the
+      ``source``.
+    - Where HTML is cleaned, as in an untrusted JupyterLab and, it is to be expected, on GitHub, ``picture`` and
+      ``source`` go, as they are not on the list. The ``img`` in them stays, which holds the PNG and the words.
+    - Viewers that know no HTML, or clean images out of it, are left with ``image/png``, and terminals with the text.
+
+    Were the HTML an SVG alone, a viewer that trusts no SVG would show a broken picture, as it would not look further
+    than the HTML; were there no HTML, JupyterLab would show the PNG without its words.
+    """
+    from ._raster import png_of  # it needs matplotlib, which takes long to load
+
+    try:
+        png = base64.b64encode(png_of(picture.svg)).decode()
+    except ImportError:
+        return picture._repr_mimebundle_()
+    svg = base64.b64encode(picture.svg.encode()).decode()
+    width = re.search(r'\bwidth="(\d+)"', picture.svg)[1]
+    as_html = (
+        f'<picture><source type="image/svg+xml" srcset="data:image/svg+xml;base64,{svg}">'
+        f'<img alt="{html.escape(picture.alt)}" src="data:image/png;base64,{png}" width="{width}" '
+        'style="display:block;max-width:100%;height:auto"></picture>'
+    )
+    return {"text/html": as_html, "image/png": png, "text/plain": picture.text}
+
+
 class LiveOutput:
     """One place under the cell that is redrawn while the cell runs. Outside a notebook it stays silent.
 
     Frames are light inline SVG: what the running session itself makes is trusted, and replacing an inline picture does
     not flicker as reloading an ``<img>`` does. `finish` replaces the last frame by a `Picture`, which is what the saved
     file keeps.
+
+    Args:
+        png: whether that is kept as PNG too; see `lasting`. The parts of SVG that can be are in `helpers._raster`.
     """
 
-    def __init__(self) -> None:
-        self.frames = 0
+    def __init__(self, *, png: bool = False) -> None:
+        self.frames, self._png = 0, png
         self._handle: Any = None
 
     def frame(self, svg: str, alt: str) -> None:
         """Draws one frame; ``svg`` gets ``role="img"`` and ``alt`` as its label."""
-        labelled = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
+        # A block, as `lasting` is: nothing moves by the few px that JupyterLab leaves under what is last or in a line.
+        label = f'role="img" aria-label="{html.escape(alt)}" style="display:block;margin:0"'
+        labelled = svg.replace("<svg", f"<svg {label}", 1)
         self._publish({"text/html": labelled, "text/plain": alt})
         self.frames += 1
 
     def finish(self, picture: Picture) -> None:
         """Leaves ``picture`` in the output and in the saved notebook."""
-        self._publish(picture._repr_mimebundle_())
+        self._publish(lasting(picture) if self._png and in_notebook() else picture._repr_mimebundle_())
 
     def _publish(self, bundle: dict[str, str]) -> None:
         if not in_notebook():

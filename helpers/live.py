@@ -4,99 +4,46 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ._memory_picture import Bracket, Curve, Marker, memory_svg
-from ._timeline import Replay
+from ._finding import comparison, finding, nested
+from ._memory_phases import Bracket
+from ._memory_picture import Curve, Marker, memory_svg
+from ._timeline import Replay, line_at, op_name, place
 from .display import LiveOutput, Picture, exact_bytes, in_xml, round_bytes
 from .memory import MemoryTracker
 
 _SECONDS_A_FRAME = 0.1
-
-
-def curve_of(tracker: MemoryTracker) -> Curve:
-    """Live bytes by group of a whole run, from what existed before its first event on."""
-    curve, replay = Curve(), tracker._replay()
-    _begin(curve, replay, tracker)
-    _extend(curve, replay)
-    return curve
-
-
-def _begin(curve: Curve, replay: Replay, tracker: MemoryTracker) -> None:
-    curve.add(0, replay.state_after(tracker._start - 1).totals)
-
-
-def _extend(curve: Curve, replay: Replay) -> None:
-    for event in replay.events():
-        curve.add(event.operator, event.groups, event.allocated, event.reserved)
-
-
-def _nested(tracker: MemoryTracker) -> list[tuple[str, int, int, int]]:
-    """(name, first event, last event + 1, depth) of the phases in which anything happened, outer before inner."""
-    found: list[tuple[str, int, int, int]] = []
-    ends: list[int] = []
-    # A phase is noted when it ends, so of two with the same events the one noted later lies around the other.
-    outer_first = list(reversed(tracker.phases))
-    outer_first.sort(key=lambda p: (p[1], -p[2]))
-    for name, first, last in outer_first:
-        ends = [end for end in ends if end > first]
-        if first < last:
-            found.append((name, first, last, len(ends)))
-            ends.append(last)
-    return found
+_PAUSES_A_FRAME = 25  # at least so many times what a frame took passes before the next, however slow the machine
 
 
 def brackets_of(tracker: MemoryTracker) -> list[Bracket]:
     """The phases of a run as operator numbers, outermost first."""
-    log, start = tracker._log, tracker._start
-    return [
-        Bracket(name, log[start + first][1], log[start + last - 1][1], depth)
-        for name, first, last, depth in _nested(tracker)
-    ]
+    return [Bracket(phase.name, *phase.operators, phase.depth) for phase in nested(tracker)]
 
 
-def finding(tracker: MemoryTracker) -> str:
-    """The title of a finished picture: what the run showed, worked out from its figures."""
-    replay, start, before = tracker._replay(), tracker._start, ""
-    at_start = set(replay.state_after(start - 1).alive)
-    held: dict[int, int] = {}  # storage -> bytes, of what the phase before saved
-    for name, first, last, depth in _nested(tracker):
-        if depth:
-            continue
-        replay.state_after(start + first - 1)
-        there, saved_before = set(replay.alive), _saved(replay)
-        replay.state_after(start + last - 1)
-        left, saved = {n: nbytes for n, (nbytes, _, _) in replay.alive.items()}, _saved(replay)
-        if there >= held.keys() and sum(held.values()) > 2 * sum(held[n] for n in held if n in saved):
-            freed = sum(nbytes - min(nbytes, left.get(n, 0)) for n, nbytes in held.items() if n not in at_start)
-            if freed:
-                all_of, of = round_bytes(sum(held.values())), round_bytes(freed)
-                share = f"the {all_of}" if of == all_of else f"{of} of the {all_of}"
-                return f"{name[:1].upper()}{name[1:]} frees {share} that {before} saved for it"
-        held, before = {n: nbytes for n, nbytes in saved.items() if n not in saved_before}, name
-    peak = tracker.peak
-    if peak is None:
-        return f"Nothing rises above the {round_bytes(tracker.start_bytes)} of the start"
-    where = f" in {peak.phase}" if peak.phase else ""
-    return f"The peak is {round_bytes(tracker.peak_bytes)}{where}, {round_bytes(_rise(tracker))} over the start"
+def curve_of(tracker: MemoryTracker) -> Curve:
+    """Live bytes by group of a whole run, from what existed before its first event on."""
+    curve = _begun(tracker)
+    _extend(curve, tracker._replay(), tracker._start)
+    return curve
 
 
-def _saved(replay: Replay) -> dict[int, int]:
-    """Storage number -> bytes of what serves as a saved activation and as nothing before it in rank."""
-    return {n: nbytes for n, (nbytes, group, _) in replay.alive.items() if group == "saved activations"}
+def _begun(tracker: MemoryTracker) -> Curve:
+    """The start of a run and, of a long one, what is kept of the events that are no longer in the log."""
+    curve = Curve()
+    curve.add(0, tracker._totals_at_start())
+    for _, entry, totals, _ in tracker._history.rows if tracker._history is not None else ():
+        curve.add(entry[1], totals, *(entry[9] or ())[:2])
+    return curve
 
 
-def comparison(tracker: MemoryTracker, before: MemoryTracker) -> str:
-    """The title of a picture that has an earlier run laid over it."""
-    now, then = tracker.peak_bytes, before.peak_bytes
-    if now == then:
-        return f"The peak stays at {round_bytes(now)}"
-    return f"The peak {'falls' if now < then else 'rises'} from {round_bytes(then)} to {round_bytes(now)}"
-
-
-def _rise(tracker: MemoryTracker) -> int:
-    return tracker.peak_bytes - tracker.start_bytes
+def _extend(curve: Curve, replay: Replay, start: int) -> None:
+    for index, entry in replay.entries():
+        if index >= start:
+            curve.add(entry[1], replay.totals, *(entry[9] or ())[:2])
 
 
 def _check(before: Any, title: Any) -> None:
@@ -140,13 +87,28 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
     if before is not None:
         change = tracker.peak_bytes - before.peak_bytes
         figures += f",  {'+' if change > 0 else ''}{round_bytes(change)} at the peak against the run before"
-    marker = None
-    if peak is not None:
-        line = f", {peak.line}" if peak.line else ""
-        marker = Marker(peak.operator, tracker.peak_bytes, f"peak {round_bytes(tracker.peak_bytes)}: {peak.op}{line}")
+    figures += _thinned(tracker)
+    marker = marker_of(tracker)
     brackets = brackets_of(tracker)
     svg = memory_svg(curve, title=heading, figures=figures, brackets=brackets, peak=marker, before=old)
     return Picture(svg, alt=in_xml(_in_words(tracker, heading, figures, marker)), data={"curve": curve, "peak": peak})
+
+
+def marker_of(tracker: MemoryTracker, when: str = "peak {}") -> Marker | None:
+    """The peak with its bytes, its operator and the reader's line; None when nothing rose above the start."""
+    highest = tracker._highest()
+    if highest is None:
+        return None
+    _, (_, operator, func, spot, *_) = highest
+    line = place(line_at(spot))
+    words = f"{when.format(round_bytes(tracker.peak_bytes))}: {op_name(func)}" + (f", {line}" if line else "")
+    return Marker(operator, tracker.peak_bytes, words)
+
+
+def _thinned(tracker: MemoryTracker) -> str:
+    """What a reader has to know of a long run: how much of it is drawn."""
+    events, dropped = len(tracker._log) - tracker._start, tracker.dropped
+    return f",  drawn from the highest {events - dropped:,} of {events:,} events" if dropped else ""
 
 
 def _in_words(tracker: MemoryTracker, heading: str, figures: str, marker: Marker | None) -> str:
@@ -203,10 +165,12 @@ class LiveMemoryPlot:
         self.tracker, self.title, self.before = tracker, title, before
         self.picture: Picture | None = None
         self.error: Exception | None = None
-        self._output = LiveOutput()
+        self._output = LiveOutput(png=True)
         self._curve = Curve()
-        self._replay = Replay(tracker._log, tracker._marks)
-        self._due = 0.0
+        self._replay: Replay | None = None
+        self._ended: Counter[str] = Counter()  # how many phases of each name have ended, of those seen so far
+        self._outer: list[tuple[int, Bracket]] = []  # the outermost of these, each with its first event
+        self._due = self._took = 0.0  # when the next frame is due, and how long the last one took
         self._previous: Callable[[], None] | None = None
 
     @property
@@ -222,7 +186,8 @@ class LiveMemoryPlot:
             )
         self._previous, self.tracker.listener = self.tracker.listener, self._event
         try:
-            _begin(self._curve, self._replay, self.tracker)
+            self._curve, self._replay = _begun(self.tracker), self.tracker._following()
+            self.tracker._followers.append(self._catch_up)
             self._frame()
         except BaseException:
             self._let_go()
@@ -247,6 +212,8 @@ class LiveMemoryPlot:
 
     def _let_go(self) -> None:
         self._due = float("inf")
+        if self._catch_up in self.tracker._followers:
+            self.tracker._followers.remove(self._catch_up)
         if self.tracker.listener == self._event:  # else another hangs over this one, and still calls it
             self.tracker.listener = self._previous
 
@@ -259,12 +226,52 @@ class LiveMemoryPlot:
             except Exception as error:  # the work that is measured is not to fail by its picture
                 self.error, self._due = error, float("inf")
 
+    def _catch_up(self) -> Replay:
+        """Reads what has come; also asked for before a long log is thinned."""
+        _extend(self._curve, self._replay, self.tracker._start)
+        return self._replay.settled()
+
     def _frame(self) -> None:
-        _extend(self._curve, self._replay)
+        begun = time.monotonic()
         tracker = self.tracker
-        phase = tracker._phase
-        figures = f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)} so far"
-        words = in_xml(f"Now {round_bytes(tracker.live_bytes)}" + (f" in {phase}" if phase else ""))
-        svg = memory_svg(self._curve, title=words, figures=figures, brackets=brackets_of(tracker))
-        self._output.frame(svg, f"{words}; {' '.join(figures.split())}")
-        self._due = time.monotonic() + _SECONDS_A_FRAME
+        self._catch_up()
+        now, peak = round_bytes(tracker.live_bytes), round_bytes(tracker.peak_bytes)
+        brackets, phase = self._phases(), in_xml(self._where())
+        figures = f"start {round_bytes(tracker.start_bytes)},  still running"
+        svg = memory_svg(
+            self._curve,
+            title="",
+            figures=figures,
+            brackets=brackets,
+            peak=marker_of(tracker, "peak so far"),
+            readout=(f"operator {tracker.operators:,}", f"now {now}", f"peak {peak}", phase),
+        )
+        words = f"Operator {tracker.operators:,}: now {now}{f' {phase}' if phase else ''}"
+        self._output.frame(svg, f"{words}; start {round_bytes(tracker.start_bytes)}, peak {peak} so far")
+        end = time.monotonic()
+        # Of the last two frames the faster: one that was slow because something else had the machine says nothing.
+        took, self._took = min(end - begun, self._took), end - begun
+        self._due = end + max(_SECONDS_A_FRAME, took * _PAUSES_A_FRAME)
+
+    def _where(self) -> str:
+        """The phase and, where there were others of its name, which of them it is."""
+        phase = self.tracker._phase
+        before = self._ended[phase]
+        return f"in {phase}" + (f", no. {before + 1:,}" if before else "") if phase else ""
+
+    def _phases(self) -> list[Bracket]:
+        """The outermost phases, of which only those that ended since the last frame are looked at, and the open one."""
+        seen, tracker, outer = self._ended.total(), self.tracker, self._outer
+        for (name, first, last), operators in zip(tracker.phases[seen:], tracker._spans[seen:]):
+            self._ended[name] += 1
+            if first < last:
+                while outer and outer[-1][0] >= first:
+                    outer.pop()  # it lies inside this one, which ended later
+                outer.append((first, Bracket(name, *operators)))
+        found = [bracket for _, bracket in outer]
+        for name, first, noted in tracker._phases_open[:1]:
+            if first < tracker._events:
+                operator = tracker._log[first][1] if noted is None else noted
+                inside = sum(begun >= first - tracker._start for begun, _ in outer)
+                found[len(found) - inside :] = [Bracket(name, operator, tracker.operators)]
+        return found

@@ -23,7 +23,6 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -31,18 +30,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ._autograd import storages_of
-from ._ledger import Ledger, hide_from_compiler, learn_owners, unwatch_resizes, watch_resizes
+from ._ledger import hide_from_compiler, learn_owners, unwatch_resizes, watch_resizes
 from ._mode_stack import Again, take_off
 from ._plain_call import plain_call
+from ._recall import MOST_EVENTS, Recall
 from ._roles import Roles
-from ._timeline import Alive, Event, Replay
 from ._traits import COMPOSES, EXCHANGES, FRESH, MIND, WRITES, known_traits, traits_of
 from .display import round_bytes
 
 _Tensor, _STRIDED = torch.Tensor, torch.strided  # each step to a name costs, once for every operator
 
 
-class MemoryTracker(Ledger, TorchDispatchMode):
+class MemoryTracker(Recall, TorchDispatchMode):
     """Follows live memory while its block runs.
 
     Use it to see when bytes come and go over a forward, a backward and an optimizer step, which line made the peak and
@@ -52,6 +51,9 @@ class MemoryTracker(Ledger, TorchDispatchMode):
         *tracked: what exists already and is to be counted; see `track`.
         lines: whether each event notes the reader's line of code.
         groups: whether gradients and saved activations are told apart from other memory.
+        max_events: how many changes of the memory are kept, about 50 MB for 100,000. Of more, the newest half is whole;
+            as many rows stand for all that came before, with its highest moments, the peak and the borders of phases.
+            None keeps everything.
 
     Attributes:
         live_bytes: bytes alive now: what is tracked, and all that was made since.
@@ -74,14 +76,14 @@ class MemoryTracker(Ledger, TorchDispatchMode):
         >>> round_bytes(tracker.at_peak["parameters"])
         '4.00 MiB'
 
-    Known limits: those at the top of the module. Trackers nest, each with its own count. A tracker serves one block;
-    its log takes about 300 bytes for each change of the memory.
+    Known limits: those at the top of the module. Trackers nest, each with its own count. A tracker serves one block.
     """
 
-    def __init__(self, *tracked: Any, lines: bool = True, groups: bool = True):
-        Ledger.__init__(self)
+    def __init__(self, *tracked: Any, lines: bool = True, groups: bool = True, max_events: int | None = MOST_EVENTS):
+        Recall.__init__(self, max_events)
         TorchDispatchMode.__init__(self)
         self.phases: list[tuple[str, int, int]] = []
+        self._spans: list[tuple[int, int]] = []  # of each of them the operators of its first and its last event
         self._lines, self._follow = lines, lines or groups
         self._roles: Roles | None = Roles(self, lines, groups)
         self._marks = self._roles.marks
@@ -137,6 +139,7 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             self._line = self._roles.line if self._lines else None
             self.start_bytes = self.peak_bytes = self.live_bytes
             self._start = self._peak = len(self._log)
+            self._begun = True
             learn_owners()
             self._roles.start()
             watch_resizes(self)
@@ -178,7 +181,8 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             raise TypeError(
                 f"a phase is named by a string, got {type(name).__name__}: pass one, as in phase('forward')"
             )
-        first, entry = len(self._log), [name]
+        first = self._border()
+        entry: list[Any] = [name, first, None]
         self._phases_open.append(entry)
         self._phase = name
         try:
@@ -188,7 +192,12 @@ class MemoryTracker(Ledger, TorchDispatchMode):
             # Not simply the last: a phase in a generator may end after one that was begun later.
             self._phases_open = [other for other in self._phases_open if other is not entry]
             self._phase = self._phases_open[-1][0] if self._phases_open else ""
-            self.phases.append((name, first - self._start, len(self._log) - self._start))
+            last = self._border()
+            operators = (0, 0)
+            if first < last:  # the log may be so long that it has let go of the first event
+                operators = self._log[first][1] if entry[2] is None else entry[2], self._log[last - 1][1]
+            self._spans.append(operators)
+            self.phases.append((name, first - self._start, last - self._start))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -239,40 +248,6 @@ class MemoryTracker(Ledger, TorchDispatchMode):
     def _settle(self) -> None:
         if self._roles is not None:
             self._roles.settle()
-
-    def _replay(self) -> Replay:
-        self._settle()
-        return Replay(self._log, sorted(self._marks, key=lambda mark: mark[0]))
-
-    @property
-    def timeline(self) -> list[Event]:
-        """Every change of the live memory since the block began, as `Event`; made anew at each call."""
-        events = list(self._replay().events())[self._start :]
-        return [event._replace(index=event.index - self._start) for event in events]
-
-    @property
-    def peak(self) -> Event | None:
-        """The event that reached the peak; None when nothing rose above the start."""
-        return self.timeline[self._peak - 1 - self._start] if self._peak > self._start else None
-
-    @property
-    def groups(self) -> dict[str, int]:
-        """Group -> bytes alive now; after the block, at its end."""
-        return dict(self._replay().state_after(len(self._log) - 1).settled().totals)
-
-    @property
-    def at_peak(self) -> dict[str, int]:
-        """Group -> bytes alive at the peak."""
-        return dict(self._replay().state_after(self._peak - 1).totals)
-
-    def alive_at(self, index: int) -> list[Alive]:
-        """What is alive after event ``index`` of the timeline, largest first; -1 means before the first event."""
-        count = len(self._log) - self._start
-        if not isinstance(index, Integral):
-            raise TypeError(f"an event has a number, got {type(index).__name__}: pass its index, as in alive_at(0)")
-        if not -1 <= index < count:
-            raise ValueError(f"there is no event {index}: this timeline has {count}, numbered from 0 (-1 is the start)")
-        return self._replay().state_after(self._start + index).storages()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         from .live import draw_memory  # the drawer reads the recorder, so it cannot be imported before it

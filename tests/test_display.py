@@ -15,7 +15,18 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import display
-from helpers.display import GROUPS, LiveOutput, Picture, Table, clip, exact_bytes, in_notebook, round_bytes, text_width
+from helpers.display import (
+    GROUPS,
+    LiveOutput,
+    Picture,
+    Table,
+    clip,
+    exact_bytes,
+    in_notebook,
+    lasting,
+    round_bytes,
+    text_width,
+)
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
 
@@ -384,3 +395,13 @@ def test_live_output_that_drew_no_frame_still_leaves_its_picture(kernel):
     picture = Picture(SVG, alt="8 B")
     LiveOutput().finish(picture)
     assert kernel == [("display", picture._repr_mimebundle_())]
+
+
+def test_live_output_keeps_a_png_where_it_is_asked_to(kernel):
+    picture = Picture(SVG, alt="8 B")
+    LiveOutput(png=True).finish(picture)
+    [(_, bundle)] = kernel
+    assert bundle == lasting(picture)
+    assert [tag for tag, _ in Parsed(bundle["text/html"]).elements] == ["picture", "source", "img"]
+    (_, attributes) = Parsed(bundle["text/html"]).elements[-1]
+    assert attributes["alt"] == "8 B" and attributes["src"] == f"data:image/png;base64,{bundle['image/png']}"

@@ -87,7 +87,7 @@ def test_curve_of_a_long_run_is_small_and_keeps_start_peak_and_end():
     for i in range(100_000):
         total = 10**9 if i == 31_337 else 500 + i % 7
         curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": total}, allocated=total, reserved=2 * total)
-    assert len(curve.points) <= 4096 and len(curve.device_lines) <= 4096
+    assert len(curve.points) <= 2048 and len(curve.device_lines) <= 2048
     assert curve.top == 10**9
     assert (31_337, 10**9) in [(p[0], sum(p[1])) for p in curve.points]
     assert max(r for _, _, r in curve.device_lines) == 2 * 10**9
@@ -96,6 +96,7 @@ def test_curve_of_a_long_run_is_small_and_keeps_start_peak_and_end():
     operators = [p[0] for p in curve.points]
     assert operators == sorted(set(operators))
     assert len(curve.points) > 1000, "thinned, and not thrown away"
+    assert max(b - a for a, b in pairwise(operators)) < 300, "as evenly over the first half as over the last"
     assert Curve().top == 0
 
 
@@ -316,7 +317,13 @@ class Drawn:
             group: next((e for e in self.root.iter(f"{NS}path") if e.get("fill") == colour), None)
             for group, colour in GROUPS.items()
         }
-        self.outlines = {g: self._read(e.get("d")) for g, e in self.bands.items() if e is not None}
+        # Each band is drawn down to the floor of the plot, and those under it over it: its own floor is their roof.
+        self.outlines, below = {}, None
+        for group, e in self.bands.items():
+            if e is not None:
+                roof = self._read(e.get("d"), self.floor)
+                self.outlines[group] = roof, below or [(x, self.floor) for x, _ in roof]
+                below = roof
         self.tops = {g: [(x, self.floor - y) for x, y in roof] for g, (roof, _) in self.outlines.items()}
 
     # The plot's floor is the grid line that is labelled 0; the scale follows from the next line up and its label.
@@ -337,19 +344,14 @@ class Drawn:
         return best[0] / (float(figure.replace(",", "")) * units[unit])
 
     @staticmethod
-    def _read(path: str) -> tuple[list, list]:
-        """(roof, floor) of a band, each as points from the left."""
-        there, back = path.split("L")
-        roof, x, y = [], *map(float, re.match(r"M([\d.]+) ([\d.]+)", there).groups())
-        roof.append((x, y))
-        for px, py in re.findall(r"H([\d.]+)V([\d.]+)", there):
-            roof.append((float(px), float(py)))
-        floor, (x, y) = [], map(float, re.match(r"([\d.]+) ([\d.]+)", back).groups())
-        for px, py in re.findall(r"H([\d.]+)V([\d.]+)", back):
-            floor.append((float(px), y))
-            y = float(py)
-        floor.append((roof[0][0], y))
-        return roof, floor[::-1]
+    def _read(path: str, floor: float) -> list:
+        """The roof of a band as points from the left; the rest of its outline is the floor of the plot."""
+        roof = [tuple(map(float, re.match(r"M([\d.]+) ([\d.]+)", path).groups()))]
+        roof += [(float(px), float(py)) for px, py in re.findall(r"H([\d.]+)V([\d.]+)", path)]
+        right, bottom = roof.pop()
+        assert (right, bottom) == (686, pytest.approx(floor, abs=0.06))
+        assert path.endswith(f"H{roof[0][0]:g}Z")
+        return roof
 
     def check(self) -> None:
         assert (float(self.root.get("width")), float(self.root.get("height"))) == (700, HEIGHT)
@@ -446,14 +448,13 @@ def test_bands_are_stacked_to_the_total(step):
     drawn = Drawn(draw_memory(step).svg)
     present = [g for g in GROUPS if any(e.groups[g] for e in step.timeline) or g in ("parameters", "other")]
     assert list(drawn.outlines) == present
-    # Each band stands on the one before it, the first on the floor.
-    below = None
+    # Each band stands on the one before it, which is drawn later and so over it.
+    order = [e.get("fill") for e in drawn.root.iter(f"{NS}path") if e.get("fill") in GROUPS.values()]
+    assert order == [GROUPS[g] for g in reversed(present)]
     for group in present:
         roof, floor = drawn.outlines[group]
         assert [x for x, _ in roof] == [x for x, _ in floor]
-        expected = [drawn.floor] * len(floor) if below is None else [y for _, y in below]
-        assert [y for _, y in floor] == pytest.approx(expected, abs=0.11)
-        below = roof
+        assert all(high <= low for (_, high), (_, low) in zip(roof, floor))
     # The heights are the bytes: of every operator with one event alone, as where several share a px one is drawn.
     heights = {g: {round(x, 1): f - r for (x, r), (_, f) in zip(*drawn.outlines[g])} for g in present}
     points = curve_of(step).points
@@ -570,16 +571,109 @@ def test_a_frame_tells_what_is_now(clock, shown):
         del y
     said = [bundle["text/plain"] for bundle in shown]
     assert said[:3] == [
-        "Now 2.00 KiB; start 2.00 KiB, peak 2.00 KiB so far",
-        "Now 5.00 KiB in making; start 2.00 KiB, peak 5.00 KiB so far",
-        "Now 2.00 KiB; start 2.00 KiB, peak 5.00 KiB so far",
+        "Operator 0: now 2.00 KiB; start 2.00 KiB, peak 2.00 KiB so far",
+        "Operator 1: now 5.00 KiB in making; start 2.00 KiB, peak 5.00 KiB so far",
+        "Operator 1: now 2.00 KiB; start 2.00 KiB, peak 5.00 KiB so far",
     ]
     for bundle in shown[:-1]:
         svg = bundle["text/html"]
-        assert svg.startswith('<svg role="img" aria-label="Now ')
+        assert svg.startswith('<svg role="img" aria-label="Operator ')
         Drawn(svg).check()
-    assert shown[-1]["text/html"].startswith("<img alt="), "the last is the picture that an untrusted file shows"
+    assert "<img alt=" in shown[-1]["text/html"], "the last is the picture that an untrusted file shows"
     assert said[-1] == draw_memory(tracker).alt
+
+
+def test_a_frame_reads_out_operator_bytes_peak_and_phase_each_at_its_place(clock, shown):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker):
+        for size in (1, 50_000, 3):
+            with tracker.phase("forward"), tracker.phase("layer"):
+                clock.now += 1
+                kept = torch.zeros(size)
+    frames = [Drawn(bundle["text/html"]) for bundle in shown[:-1]]
+    first_row = [[(text, left) for text, left, _, y, _ in drawn.texts if y == 23] for drawn in frames]
+    words = [[text for text, _ in row] for row in first_row]
+    assert words[0] == ["operator 0", "now 0 B", "peak 0 B"]
+    assert words[1] == ["operator 1", "now 4 B", "peak 4 B", "in layer"]
+    assert words[2] == ["operator 2", "now 195.32 KiB", "peak 195.32 KiB", "in layer, no. 2"], "4 B more, for a moment"
+    assert words[-1][-1] == "in layer, no. 3"
+    assert {tuple(left for _, left in row)[:3] for row in first_row} == {(14, 188, 332)}, "nothing jumps"
+    for drawn in frames:
+        drawn.check()
+    assert not any(word.startswith("operator ") for word in Drawn(draw_memory(tracker).svg).words), "a title instead"
+    del kept
+
+
+def test_a_readout_of_large_figures_fits(shown):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot, tracker.phase("W" * 40):
+        kept = torch.zeros(4)
+        tracker.operators, tracker.live_bytes, tracker.peak_bytes = 99_999_999, 2**40 - 2**32, 2**40 - 2**32
+        plot._frame()
+        tracker.operators, tracker.live_bytes, tracker.peak_bytes = 1, 16, 16
+    row = [(text, left, right) for text, left, right, y, _ in Drawn(shown[-2]["text/html"]).texts if y == 23]
+    assert [text for text, _, _ in row[:3]] == ["operator 99,999,999", "now 1,020.00 GiB", "peak 1,020.00 GiB"]
+    assert all(one[2] < other[1] for one, other in pairwise(row))
+    del kept
+
+
+def test_a_frame_marks_the_peak_so_far_and_the_phase_that_runs(clock, shown):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker):
+        with tracker.phase("one"):
+            large = torch.zeros(KIB)
+        with tracker.phase("two"):
+            del large
+            clock.now += 1
+            small = torch.zeros(1)
+    words = Drawn(shown[-2]["text/html"]).words
+    assert any(text.startswith("peak so far: aten.zeros, test_live.py, line ") for text in words)
+    assert {"one", "two"} <= set(words)
+    assert "two" not in Drawn(shown[0]["text/html"]).words
+    del small
+
+
+def test_outermost_phases_of_frames_are_those_of_the_finished_picture(clock):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        for name in "abc":
+            with tracker.phase(name):
+                kept = torch.zeros(4)
+                with tracker.phase("inside"):
+                    kept = torch.zeros(8)
+                    clock.now += 1
+                    kept = torch.zeros(2)
+        assert plot._phases() == [b for b in brackets_of(tracker) if b.depth == 0]
+    assert [b.name for _, b in plot._outer] == ["a", "b", "c"]
+    del kept
+
+
+def test_frames_that_take_long_come_less_often(clock, monkeypatch):
+    """A frame of 0.02 s each: the work gets 25 times that before the next."""
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        draw = plot._output.frame
+
+        def slow(*args):
+            clock.now += 0.02
+            draw(*args)
+
+        monkeypatch.setattr(plot._output, "frame", slow)
+        started = clock.now
+        while clock.now < started + 10:
+            torch.zeros(4)
+            clock.now += 0.01
+    assert 15 <= plot.frames <= 24, "and not a hundred"
+
+
+def test_many_short_phases_stand_together():
+    curve = Curve()
+    for i in range(10_001):
+        curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": 100})
+    steps = [Bracket(("forward", "backward")[i % 2], 10 * i + 1, 10 * i + 10) for i in range(1000)]
+    drawn = Drawn(memory_svg(curve, title="t", figures="f", brackets=steps))
+    assert "500 x (forward, backward)" in drawn.words and "forward" not in drawn.words
+    drawn = Drawn(memory_svg(curve, title="t", figures="f", brackets=[*steps[:500], Bracket("long", 5001, 9000)]))
+    assert {"250 x (forward, backward)", "long"} <= set(drawn.words)
+    mixed = [Bracket(name, 10 * i + 1, 10 * i + 10) for i, name in enumerate("aaaab" * 20)]
+    assert "100 phases: a, b" in Drawn(memory_svg(curve, title="t", figures="f", brackets=mixed)).words
+    few = Drawn(memory_svg(curve, title="t", figures="f", brackets=steps[:3]))
+    assert not any(" x " in word for word in few.words), "the control: three are drawn each for itself"
 
 
 def test_frames_all_have_one_height(clock, shown):
@@ -629,7 +723,7 @@ def test_after_the_block_the_tracker_is_as_before_and_the_picture_finished(error
     assert tracker.listener is mine
     assert listener == [4 * KIB], "a listener that was there before is still called"
     assert plot.picture.alt.startswith("The peak is 4.00 KiB")
-    assert shown[-1] == plot.picture._repr_mimebundle_()
+    assert shown[-1] == display.lasting(plot.picture)
 
 
 def test_interrupt_while_a_frame_is_drawn_leaves_the_picture(clock, monkeypatch):

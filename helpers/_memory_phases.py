@@ -1,0 +1,92 @@
+"""Which phase is where? The brackets and names above a picture of memory; many short ones stand together."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .display import MAX_WIDTH, PAPER, clip, in_xml, text_width
+
+WIDTH, HEIGHT = MAX_WIDTH, 330
+TOP, BOTTOM = 74, 50  # margins of the plot, in px
+_NARROW = 3  # px: what is narrower cannot be told from its neighbours
+_FEW = 4  # so many narrow ones are still drawn each for itself
+Span = tuple[str, float, float]  # a name, from px to px
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A phase: its name and the operators it spans; ``depth`` 0 is outermost."""
+
+    name: str
+    first: int
+    last: int
+    depth: int = 0
+
+
+def _told_apart(spans: Sequence[Span]) -> list[Span]:
+    """The spans; those in a row that are all too narrow to be told apart stand together as one, which counts them."""
+    found: list[Span] = []
+    run: list[Span] = []
+
+    def end_run() -> None:
+        found.extend(run if len(run) < _FEW else [(_together(run), run[0][1], run[-1][2])])
+        run.clear()
+
+    for span in sorted(spans, key=lambda s: s[1]):
+        if run and (span[2] - span[1] >= _NARROW or span[1] - run[-1][2] >= _NARROW):
+            end_run()
+        if span[2] - span[1] < _NARROW:
+            run.append(span)
+        else:
+            found.append(span)
+    end_run()
+    return found
+
+
+def _together(run: Sequence[Span]) -> str:
+    """``300 x (forward, backward)`` or, where they do not take turns, how many and the names of the first."""
+    counts = Counter(name for name, _, _ in run)
+    if max(counts.values()) - min(counts.values()) <= 1 and len(counts) <= 4:
+        names = ", ".join(counts)
+        return f"{max(counts.values()):,} x {names if len(counts) == 1 else f'({names})'}"
+    return f"{len(run):,} phases: {', '.join(list(counts)[:4])}{', ...' if len(counts) > 4 else ''}"
+
+
+def phase_marks(brackets: Sequence[Bracket], x: Callable[[float], float]) -> list[str]:
+    """The outermost phases: every other one shaded, each with its bracket and its name above the plot."""
+    drawn = []
+    spans = _told_apart([(b.name, x(b.first), x(max(b.last, b.first))) for b in brackets if b.depth == 0])
+    for number, (_, left, right) in enumerate(spans):
+        if number % 2 == 0:
+            drawn.append(
+                f'<rect x="{left:.1f}" y="{TOP}" width="{max(right - left, 1):.1f}" '
+                f'height="{HEIGHT - TOP - BOTTOM}" fill="#f1f1f1"/>'
+            )
+        drawn.append(
+            f'<path d="M{left + 1:.1f} {TOP - 2}v-6H{max(right - 1, left + 2):.1f}v6" fill="none" stroke="#555"/>'
+        )
+    return drawn + _names(spans)
+
+
+def _names(spans: Sequence[tuple[str, float, float]]) -> list[str]:
+    """The names of phases, each over its own or, where that is short, as near as the names beside it let it be."""
+    drawn, end = [], 0.0
+    for i, (name, left, right) in enumerate(spans):
+        limit = float(WIDTH - 8)
+        if i + 1 < len(spans):
+            following, begin, last = spans[i + 1]
+            limit = max(right, (begin + last - text_width(clip(following, last - begin))) / 2 - 6)
+        shown = clip(name, limit - end - 6)
+        half = text_width(shown) / 2
+        if shown == "…" or end + 6 + 2 * half > limit:
+            continue
+        middle = min(max((left + right) / 2, end + 6 + half), limit - half)
+        end = middle + half
+        drawn.append(
+            f'<text x="{middle:.1f}" y="{TOP - 12}" text-anchor="middle" stroke="{PAPER}" stroke-width="3" '
+            f'paint-order="stroke">{html.escape(in_xml(shown), quote=False)}</text>'
+        )
+    return drawn
