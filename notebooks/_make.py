@@ -309,7 +309,8 @@ def first_picture(notebook: Any) -> str:
     """
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            found = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', output.get("data", {}).get("text/html", ""))
+            as_html = output.get("data", {}).get("text/html", "")
+            found = re.search(r'src(?:set)?="data:image/svg\+xml;base64,([^"]+)"', as_html)
             if found:
                 return base64.b64decode(found[1]).decode()
     raise ChapterError("the first chapter has no picture among its outputs, and the README shows it: make it first")
