@@ -12,11 +12,11 @@ from helpers._properties import (
     Hint,
     Property,
     Trial,
-    describe,
     has_own_memory,
     leaves_alone,
     returns_tensor,
     right_dtype,
+    right_number,
     right_shape,
     right_values,
     shares_memory_with,
@@ -51,13 +51,6 @@ COLUMN = Exercise(
 _KEPT = {(10,): 1000 * 4, (3, 4): 3 * 1 * 4, (2, 2): 2 * 2 * 8, (5,): 10 * 2}
 
 
-def _right_bytes(t: Trial) -> str | None:
-    if isinstance(t.result, bool) or not isinstance(t.result, numbers.Number):
-        return f"it returned {describe(t.result)}"
-    wanted = _KEPT[tuple(t.args["t"].shape)]
-    return None if t.result == wanted else f"{t.result:,} instead of {wanted:,}"
-
-
 def _what_was_counted(t: Trial) -> str:
     part = t.args["t"]
     if isinstance(t.result, numbers.Number):
@@ -83,9 +76,9 @@ KEPT_ALIVE = Exercise(
     ),
     expect=lambda t: {},
     properties=(
-        Property(
+        right_number(
             "return the bytes of everything that `t` keeps",
-            _right_bytes,
+            lambda t: _KEPT[tuple(t.args["t"].shape)],
             _what_was_counted,
         ),
         leaves_alone("t"),

@@ -18,6 +18,7 @@ from helpers._properties import (
     leaves_alone,
     peak_at_most,
     returns_tensor,
+    right_number,
     right_shape,
     right_values,
 )
@@ -121,13 +122,6 @@ _NAMES = {
 }
 
 
-def _right_count(t: Trial) -> str | None:
-    if isinstance(t.result, bool) or not isinstance(t.result, numbers.Number):
-        return f"it returned {describe(t.result)}"
-    wanted = _KEPT[_NAMES[t.args["fn"]]]
-    return None if t.result == wanted else f"{t.result:,} instead of {wanted:,}"
-
-
 BYTES_KEPT = Exercise(
     name="bytes_kept",
     task="return the bytes that the graph of `fn(x)` keeps, each storage once and whole",
@@ -145,9 +139,9 @@ BYTES_KEPT = Exercise(
     ),
     expect=lambda fn, x: {},
     properties=(
-        Property(
+        right_number(
             "return the bytes of the storages that are kept",
-            _right_count,
+            lambda t: _KEPT[_NAMES[t.args["fn"]]],
             "A tensor kept twice is there once, and a slice keeps all of its storage.",
         ),
         leaves_alone("x"),

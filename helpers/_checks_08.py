@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import numbers
 import weakref
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from helpers._checks import Case, Exercise
-from helpers._properties import Property, Trial, describe, difference, message_of
+from helpers._properties import Property, Trial, describe, difference, message_of, right_number
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:
@@ -34,13 +33,6 @@ def _picked(x: torch.Tensor) -> torch.Tensor:
 _PACKS = {_square: 2, _exp: 1, _plus_one: 0}  # a product keeps both factors, exp its result, a sum nothing
 
 
-def _right_packs(t: Trial) -> str | None:
-    if isinstance(t.result, bool) or not isinstance(t.result, numbers.Number):
-        return f"it returned {describe(t.result)}"
-    wanted = _PACKS[t.args["fn"]]
-    return None if t.result == wanted else f"{t.result:,} instead of {wanted:,}"
-
-
 PACKS_OF = Exercise(
     name="packs_of",
     task="return how often `pack` is called while `fn(x)` runs",
@@ -52,9 +44,9 @@ PACKS_OF = Exercise(
     ),
     expect=lambda fn, x: {},
     properties=(
-        Property(
+        right_number(
             "return the number of calls",
-            _right_packs,
+            lambda t: _PACKS[t.args["fn"]],
             "`pack` is called for every slot, also when two slots hold one tensor.",
         ),
     ),

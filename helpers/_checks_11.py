@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import numbers
 from typing import Any
 
 import torch
 from torch import nn
 
+from helpers._autograd import saved_slots
+from helpers._blame import node_name, nodes_under
 from helpers._checks import Case, Exercise
 from helpers._properties import (
     RETURNED,
@@ -17,6 +18,7 @@ from helpers._properties import (
     describe,
     peak_at_most,
     returns_tensor,
+    right_number,
     right_shape,
     right_values,
 )
@@ -95,9 +97,18 @@ def _inputs_kept(t: Trial) -> str | None:
 
 
 def _parts_hint(t: Trial) -> str:
-    if t.retained_bytes - t.result.nbytes < (t.args["parts"] - 1) * t.args["x"].nbytes:
+    linear = [node for node in nodes_under([t.result]) if node_name(node).startswith("Addmm")]
+    outside = [node for node in linear if any(slot.unpack_hook is None for _, slot in saved_slots(node))]
+    if outside:
+        if len(outside) < len(linear):
+            return "`checkpoint_sequential` leaves the last part without a checkpoint."
+        return "Outside of a checkpoint each layer keeps what it needs."
+    inputs = 1 + (t.retained_bytes - t.result.nbytes) // t.args["x"].nbytes
+    if inputs == 1:
         return "One checkpoint around everything keeps one input, and needs all the rest at once in backward."
-    return "Outside of a checkpoint each layer keeps what it needs; a checkpoint around each layer keeps every input."
+    if inputs >= len(t.args["layers"]):
+        return "A checkpoint around each layer keeps every input."
+    return "`parts` says how many there are, not how many layers one has."
 
 
 def _right_gradients(t: Trial) -> str | None:
@@ -122,7 +133,11 @@ IN_PARTS = Exercise(
         right_shape(),
         right_values("Each part takes what the part before it returned."),
         Property("keep the inputs of its parts alive, and nothing else", _inputs_kept, _parts_hint),
-        Property("have the gradients of the plain layers", _right_gradients),
+        Property(
+            "have the gradients of the plain layers",
+            _right_gradients,
+            "With `use_reentrant=True` only `backward()` gives gradients: pass `use_reentrant=False`.",
+        ),
     ),
 )
 
@@ -151,13 +166,6 @@ def _plain_answer(model: nn.Module, x: torch.Tensor, y: torch.Tensor, budget: in
     return {"loss": loss, "gradient": [p.grad for p in model.parameters()]}
 
 
-def _right_loss(t: Trial) -> str | None:
-    if isinstance(t.result, bool) or not isinstance(t.result, numbers.Number):
-        return f"it returned {describe(t.result)}"
-    wanted = t.expected["loss"]
-    return None if abs(t.result - wanted) <= 1e-4 * abs(wanted) else f"{t.result:.6g} instead of {wanted:.6g}"
-
-
 def _right_step(t: Trial) -> str | None:
     found = [p.grad for p in t.args["model"].parameters()]
     missing = sum(g is None for g in found)
@@ -181,8 +189,11 @@ STEP_WITHIN = Exercise(
     ),
     expect=_plain_answer,
     properties=(
-        Property(
-            "return the loss as a number", _right_loss, "`loss.item()` is the number; the mean is over all of `y`."
+        right_number(
+            "return the loss as a number",
+            lambda t: t.expected["loss"],
+            "`loss.item()` is the number; the mean is over all of `y`.",
+            within=1e-4,
         ),
         Property(
             "leave the gradients of the plain step in `.grad`",

@@ -5,6 +5,7 @@ A property looks at one `Trial`, a call that is over, and never calls the functi
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +142,20 @@ def right_dtype(hint: str = "") -> Property:
 def right_values(hint: str = "") -> Property:
     """The result holds the expected values."""
     return Property("return the right values", lambda t: difference(t.result, t.expected[RETURNED]), hint)
+
+
+def right_number(says: str, wanted: Callable[[Trial], float], hint: Hint = "", *, within: float = 0.0) -> Property:
+    """The result is a number, no tensor, and the wanted one; or off by at most ``within`` of it."""
+
+    def test(t: Trial) -> str | None:
+        if isinstance(t.result, bool) or not isinstance(t.result, numbers.Number):
+            return f"it returned {describe(t.result)}"
+        right, form = wanted(t), ".6g" if within else ","
+        if abs(t.result - right) <= within * abs(right):
+            return None
+        return f"{t.result:{form}} instead of {right:{form}}"
+
+    return Property(says, test, hint)
 
 
 def leaves_alone(
