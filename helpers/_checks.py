@@ -72,7 +72,7 @@ class CheckResult:
         if not self.written:
             return f"{self.name}: not written yet. It should {self.task}."
         if self.passed:
-            return f"{self.name}: passed, on {self.cases} inputs."
+            return f"{self.name}: passed, on {self.cases} input{'' if self.cases == 1 else 's'}."
         return f"{self.name}: not there yet."
 
     def __repr__(self) -> str:

@@ -281,6 +281,8 @@ def _notices(t: Trial) -> str | None:
             out.backward()
         except RuntimeError:
             continue
+        except Exception as error:  # another kind than PyTorch's own check raises
+            return f"backward raised {type(error).__name__}, not RuntimeError"
         finally:
             model.zero_grad(set_to_none=True)
         return (
@@ -321,7 +323,7 @@ FAR_HOOKS = Exercise(
         Property(
             "make backward raise when something kept was written to",
             _notices,
-            "Keep `t._version` and compare it in `unpack`, for parameters too.",
+            "Keep `t._version`, compare it in `unpack`, for parameters too, and raise RuntimeError.",
         ),
     ),
 )

@@ -97,6 +97,19 @@ def _why_bytes(t: Trial) -> str:
     )
 
 
+def _of_this_output(t: Trial) -> str | None:
+    """The hooks may have moved that many bytes for another call of the model."""
+    output, hooks = t.result
+    live, read = hooks.bytes_live, hooks.bytes_read
+    if live != _of_layer(t):
+        return f"{exact_bytes(live)} are on disk while the output's graph waits for its backward"
+    try:
+        torch.autograd.grad(output.sum(), list(t.args["model"].parameters()), retain_graph=True)
+    except Exception:  # of the reader's graph, which the next property tells
+        return None
+    return None if hooks.bytes_read > read else "the backward of the output read nothing from the disk"
+
+
 def _layer_gradients(t: Trial) -> str | None:
     model, wanted = t.args["model"], t.before["model"]
     try:
@@ -125,6 +138,11 @@ ONE_LAYER = Exercise(
         ),
         Property("return the output of the whole model", _right_output, "Run all layers: `model(x)`.", True),
         Property("move what that layer saves, and nothing else", _layer_bytes, _why_bytes),
+        Property(
+            "keep on disk what the graph of the returned output needs",
+            _of_this_output,
+            "Each call of `model(x)` makes a graph of its own: return the output of the call that ran under the hooks.",
+        ),
         Property("give the gradients that there are without hooks, to the last bit", _layer_gradients),
     ),
 )
@@ -201,17 +219,39 @@ _TWICE = Property(
 # ---------------------------------------------------------------------------------------------------- a threshold
 
 
-def _right_side(t: Trial) -> str | None:
+def _wrong_side(t: Trial) -> tuple[torch.Tensor, str] | None:
+    """(Tensor on the wrong side of the threshold, what happened to it), the first of those that are tried."""
     folder, limit, pack = t.args["folder"], t.args["min_bytes"], t.result[0]
     sizes = ((torch.float64, 600), (torch.bool, 2000), (torch.float32, 1024), (torch.float32, 1023))
-    for dtype, count in sizes:
-        tensor, before = torch.zeros(count, dtype=dtype), len(folder.sizes())
+    tensors = [torch.zeros(count, dtype=dtype) for dtype, count in sizes]
+    for tensor in (*tensors, torch.zeros(100_000, dtype=torch.float32)[:250]):
+        before = len(folder.sizes())
         pack(tensor)
         gone = len(folder.sizes()) > before
         if gone != (tensor.nbytes >= limit):
-            what = f"{count:,} elements of {str(dtype).removeprefix('torch.')}, {exact_bytes(tensor.nbytes)},"
-            return f"{what} {'went to disk' if gone else 'made no file'}; the threshold is {exact_bytes(limit)}"
+            elements = f"{tensor.numel():,} elements of {str(tensor.dtype).removeprefix('torch.')}"
+            whole = tensor.untyped_storage().nbytes()
+            base = f" from a storage of {exact_bytes(whole)}" if whole > tensor.nbytes else ""
+            did = "went to disk" if gone else "made no file"
+            return (
+                tensor,
+                f"{elements}, {exact_bytes(tensor.nbytes)}{base}, {did}; the threshold is {exact_bytes(limit)}",
+            )
     return None
+
+
+def _right_side(t: Trial) -> str | None:
+    found = _wrong_side(t)
+    return found and found[1]
+
+
+def _why_side(t: Trial) -> str:
+    tensor, _ = _wrong_side(t)
+    if tensor.nbytes == t.args["min_bytes"]:
+        return '"At least" includes the threshold itself.'
+    if tensor.untyped_storage().nbytes() > tensor.nbytes:
+        return "The storage is all that lies under a slice; `t.nbytes` is the slice alone."
+    return "`numel()` counts elements and `element_size()` is the bytes of each; `t.nbytes` is both."
 
 
 def _slice_alone(t: Trial) -> str | None:
@@ -247,7 +287,7 @@ THRESHOLD = Exercise(
         Property(
             "write what has at least `min_bytes` bytes, and nothing else",
             _right_side,
-            "`numel()` counts elements and `element_size()` is the bytes of each; `t.nbytes` is both.",
+            _why_side,
         ),
         Property(
             "write the elements of a slice alone",
@@ -267,12 +307,24 @@ THRESHOLD = Exercise(
 # ---------------------------------------------------------------------------------------------------- the traps
 
 
-def _writes_files(t: Trial) -> str | None:
+def _files_of_a_graph(t: Trial) -> int:
     t.args["folder"].clear()
     held = _graph(_square, t.result)
     files = len(t.args["folder"].sizes())
     del held
-    return None if files == 2 else f"the graph of h * h, two saved tensors, has {files} files in the folder"
+    return files
+
+
+def _writes_files(t: Trial) -> str | None:
+    files = _files_of_a_graph(t)
+    many = f"{files} file{'' if files == 1 else 's'}"
+    return None if files == 2 else f"the graph of h * h, two saved tensors, has {many} in the folder"
+
+
+def _why_files(t: Trial) -> str:
+    if _files_of_a_graph(t) == 0:
+        return "Here a file must have a name, so that it can be counted; without a name is the better idea."
+    return "Two slots that hold one tensor are packed each for itself."
 
 
 def _two_graphs(t: Trial) -> str | None:
@@ -334,7 +386,7 @@ TRAPS = Exercise(
     expect=lambda folder: {},
     properties=(
         Property("return two functions", _pair, "Return them as a pair: `return pack, unpack`.", True),
-        Property("write a file for each", _writes_files, "Two slots that hold one tensor are packed each for itself."),
+        Property("write a file for each", _writes_files, _why_files),
         Property(
             "keep the files of several graphs apart",
             _two_graphs,

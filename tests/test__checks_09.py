@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 
-import pytest
 import torch
+from exercise_answers import answers_tested
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from helpers import WithSavedTensorHooks, saved_tensors
-from helpers.exercises import check
 
 
 def wrapped(model, position, hooks):
@@ -73,7 +72,7 @@ def by_what_is_saved(model, x, wanted):
     return chosen
 
 
-def far(model, stay=True, versions=True, let_go=True, copy_of=torch.clone):
+def far(model, stay=True, versions=True, let_go=True, copy_of=torch.clone, error=RuntimeError):
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()} if stay else set()
 
     def pack(t):
@@ -88,7 +87,7 @@ def far(model, stay=True, versions=True, let_go=True, copy_of=torch.clone):
     def unpack(kept):
         alias, version, there = kept
         if versions and alias._version != version:
-            raise RuntimeError("overwritten")
+            raise error("overwritten")
         return alias if there is None else there
 
     return pack, unpack
@@ -150,6 +149,7 @@ WRONG = [
         lambda model: far(model, versions=False),
         ["an activation was written to, and backward raised nothing"],
     ),
+    ("far_hooks", lambda model: far(model, error=ValueError), ["backward raised ValueError, not RuntimeError"]),
     ("far_hooks", lambda model: far(model, let_go=False), ["stays, as long as its graph does", "leaves its counter"]),
     ("far_hooks", lambda model: far(model, copy_of=lambda t: t.half().to(t.dtype)), ["to the last bit"]),
     ("far_hooks", by_shape, ["only has the shape of a weight", "not shapes or types"]),
@@ -159,24 +159,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    for number, answer in enumerate(RIGHT[name]):
-        result = check(answer, name)
-        assert result.passed, f"answer {number}: {result}"
-
-
-@pytest.mark.parametrize(("name", "answer", "sentences"), WRONG)
-def test_wrong_answers_hear_their_own_sentence(name, answer, sentences):
-    result = check(answer, name)
-    assert not result.passed
-    for sentence in sentences:
-        assert sentence in repr(result), result
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_the_stub_is_told_from_a_wrong_answer(name):
-    def stub(*args):
-        raise NotImplementedError
-
-    assert "not written yet" in repr(check(stub, name))
+TestAnswers = answers_tested(RIGHT, WRONG)
