@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from pathlib import Path
@@ -26,6 +27,16 @@ BROWSER_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+def _share(name: str) -> None:
+    """Lets test files import ``tests/<name>.py``, which pytest's importlib mode does not: it leaves sys.path alone."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / f"{name}.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+_share("exercise_answers")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from exercise_answers import answers_tested
 
 from helpers.exercises import check
 
@@ -37,19 +38,7 @@ ACCUSED = [  # an answer, and a word of a hint that is about another one
 ]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    for number, answer in enumerate(RIGHT[name]):
-        result = check(answer, name)
-        assert result.passed, f"answer {number}: {result}"
-
-
-@pytest.mark.parametrize(("name", "answer", "sentences"), WRONG)
-def test_wrong_answers_hear_their_own_sentence(name, answer, sentences):
-    result = check(answer, name)
-    assert not result.passed
-    for sentence in sentences:
-        assert sentence in repr(result), result
+TestAnswers = answers_tested(RIGHT, WRONG)
 
 
 @pytest.mark.parametrize(("name", "answer", "word"), ACCUSED)
@@ -57,14 +46,6 @@ def test_no_hint_speaks_of_what_was_not_done(name, answer, word):
     result = check(answer, name)
     assert not result.passed
     assert word not in repr(result), result
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_the_stub_is_told_from_a_wrong_answer(name):
-    def stub(*args):
-        raise NotImplementedError
-
-    assert "not written yet" in repr(check(stub, name))
 
 
 def test_a_view_through_numpy_is_a_view():

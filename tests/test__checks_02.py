@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-
-from helpers.exercises import check
+from exercise_answers import answers_tested
 
 RIGHT = {
     "zero_at": [lambda x, p: x.__setitem__(p, 0), lambda x, p: x.index_put_((p,), torch.tensor(0.0))],
@@ -28,24 +26,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    for number, answer in enumerate(RIGHT[name]):
-        result = check(answer, name)
-        assert result.passed, f"answer {number}: {result}"
-
-
-@pytest.mark.parametrize(("name", "answer", "sentences"), WRONG)
-def test_wrong_answers_hear_their_own_sentence(name, answer, sentences):
-    result = check(answer, name)
-    assert not result.passed
-    for sentence in sentences:
-        assert sentence in repr(result), result
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_the_stub_is_told_from_a_wrong_answer(name):
-    def stub(*args):
-        raise NotImplementedError
-
-    assert "not written yet" in repr(check(stub, name))
+TestAnswers = answers_tested(RIGHT, WRONG)

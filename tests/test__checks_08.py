@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from exercise_answers import answers_tested
 from torch.autograd.graph import saved_tensors_hooks
-
-from helpers.exercises import check
 
 
 def counted(fn, x):
@@ -105,24 +103,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    for number, answer in enumerate(RIGHT[name]):
-        result = check(answer, name)
-        assert result.passed, f"answer {number}: {result}"
-
-
-@pytest.mark.parametrize(("name", "answer", "sentences"), WRONG)
-def test_wrong_answers_hear_their_own_sentence(name, answer, sentences):
-    result = check(answer, name)
-    assert not result.passed
-    for sentence in sentences:
-        assert sentence in repr(result), result
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_the_stub_is_told_from_a_wrong_answer(name):
-    def stub(*args):
-        raise NotImplementedError
-
-    assert "not written yet" in repr(check(stub, name))
+TestAnswers = answers_tested(RIGHT, WRONG)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from exercise_answers import answers_tested
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers.exercises import check
 from helpers.hooks import compress, offload_to_cpu, offload_to_disk
 
 
@@ -99,24 +98,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    for number, answer in enumerate(RIGHT[name]):
-        result = check(answer, name)
-        assert result.passed, f"answer {number}: {result}"
-
-
-@pytest.mark.parametrize(("name", "answer", "sentences"), WRONG)
-def test_wrong_answers_hear_their_own_sentence(name, answer, sentences):
-    result = check(answer, name)
-    assert not result.passed
-    for sentence in sentences:
-        assert sentence in repr(result), result
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_the_stub_is_told_from_a_wrong_answer(name):
-    def stub(*args):
-        raise NotImplementedError
-
-    assert "not written yet" in repr(check(stub, name))
+TestAnswers = answers_tested(RIGHT, WRONG)
