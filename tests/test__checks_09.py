@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from helpers import WithSavedTensorHooks, saved_tensors
+from helpers.exercises import check
 
 
 def wrapped(model, position, hooks):
@@ -160,3 +161,8 @@ WRONG = [
 
 
 TestAnswers = answers_tested(RIGHT, WRONG)
+
+
+def test_one_input_is_one_input():
+    assert repr(check(far, "far_hooks")).startswith("far_hooks: passed, on 1 input.\n")
+    assert repr(check(wrapped, "wrap_layer")).startswith("wrap_layer: passed, on 3 inputs.\n")
