@@ -12,10 +12,9 @@ import warnings
 import xml.etree.ElementTree as ET
 from typing import Any
 
-from .display import PAPER
+from .display import GROUPS, INK, PAPER
 
 _SCALE = 1.5  # px of the PNG for one of the SVG: sharp on most screens, and still a small file
-_COLOURS = 32  # flat colours and the edges of letters need no more
 # matplotlib draws these 12 to the inch, which is every 6 px here, as the patterns of the drawings are.
 _HATCHES = {"hatch-optimizer-state": "//", "hatch-gradients": "..", "hatch-saved-activations": "\\\\"}
 _HATCH_INK, _HATCH_WIDTH = "#1a1a1a", 0.7
@@ -56,10 +55,26 @@ def _packed(pixels: Any) -> bytes:
     import numpy
     from PIL import Image  # matplotlib cannot be without it
 
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(_palette())
     image = Image.fromarray(numpy.asarray(pixels)).convert("RGB")
     buffer = io.BytesIO()
-    image.quantize(_COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    image.quantize(palette=palette, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
+
+
+def _palette() -> list[int]:
+    """Greys, and each colour of the lab with its way to the ink of outlines and to the paper of labels.
+
+    Fixed, for a palette that is worked out from the picture merges the colours of two groups where both are small.
+    """
+    greys = [[level] * 3 for level in range(26, 256, 13)] + [[255] * 3, [0xF1] * 3]
+    mixed = []
+    for colour in GROUPS.values():
+        own, ink, paper = ([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (colour, INK, PAPER))
+        for other, share in ((own, 0), (ink, 0.2), (ink, 0.4), (ink, 0.6), (paper, 0.3), (paper, 0.6), (paper, 0.85)):
+            mixed.append([round(a + (b - a) * share) for a, b in zip(own, other)])
+    return [level for colour in (*greys, *mixed) for level in colour]
 
 
 def _artist(element: ET.Element, root: ET.Element) -> Any:

@@ -16,7 +16,7 @@ from .display import LiveOutput, Picture, exact_bytes, in_xml, round_bytes
 from .memory import MemoryTracker
 
 _SECONDS_A_FRAME = 0.1
-_PAUSES_A_FRAME = 25  # at least so many times what a frame took passes before the next, however slow the machine
+_PAUSES_A_FRAME = 33  # at least so many times what a frame took passes before the next, however slow the machine
 
 
 def brackets_of(tracker: MemoryTracker) -> list[Bracket]:

@@ -56,6 +56,15 @@ def test_bands_have_their_colours_at_their_heights():
         assert share(at(pixels, LEFT + 60, floor - (number + 1.5) * height), colour) < 0.1, "the control"
 
 
+def test_a_group_that_is_hardly_to_be_seen_keeps_its_colour():
+    curve = Curve()
+    for operator in range(2):
+        curve.add(operator, {group: 10**6 if group == "other" else 10 for group in GROUPS})
+    pixels = read(png_of(memory_svg(curve, title="t", figures="f"))).reshape(-1, 3)
+    for colour in GROUPS.values():
+        assert share(pixels, colour, 3) > 0.00005, "its swatch, in its own colour"
+
+
 def test_hatches_repeat_the_colours():
     pixels = read(png_of(bands()))
     height = (280 - TOP) / 11.2 * 2

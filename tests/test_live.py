@@ -645,7 +645,7 @@ def test_outermost_phases_of_frames_are_those_of_the_finished_picture(clock):
 
 
 def test_frames_that_take_long_come_less_often(clock, monkeypatch):
-    """A frame of 0.02 s each: the work gets 25 times that before the next."""
+    """A frame of 0.02 s each: the work gets 33 times that before the next."""
     with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
         draw = plot._output.frame
 
@@ -658,7 +658,7 @@ def test_frames_that_take_long_come_less_often(clock, monkeypatch):
         while clock.now < started + 10:
             torch.zeros(4)
             clock.now += 0.01
-    assert 15 <= plot.frames <= 24, "and not a hundred"
+    assert 12 <= plot.frames <= 18, "and not a hundred"
 
 
 def test_many_short_phases_stand_together():
