@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._packing import Block, Packer
+from ._packing import Packer
 from ._pieces import Geometry, Piece, elements_of, piece_of, room_for, seen_as, spread
 from ._policy import Policy
+from ._stand_ins import Block
 from ._tally import Tally
 
 DTYPES = (torch.bfloat16, torch.float16, torch.int8)

@@ -134,10 +134,11 @@ class _File:
         self.spoiled = ""  # what somebody else did to it; nothing in it can be relied on
         self.room = FileRoom()
         self.lock = new_lock()
-        self.dropped: deque[tuple[int, int]] = deque()  # by __del__, which may run while this thread holds the lock
+        self.dropped: deque[tuple[int, int]] = deque()  # places whose room the next write takes back
         self.descriptor: int | None = None
         self.identity = 0, 0
-        self.writing, self.changed_at = 0, 0  # how many threads are at it, and when the file changed last by their hand
+        self.writers: set[object] = set()  # a token for each thread that is at it
+        self.changed_at = 0  # when the file changed last by their hand
         self.length = 0  # what it is at least, by their hand
 
     def open(self) -> None:
@@ -167,22 +168,23 @@ class _File:
                 self._look()
                 if self.spoiled:
                     return None
+                self._take_back()
                 place = Place(self, self.room.take(nbytes, only_new=self.shared), nbytes)
                 self.tally.add(nbytes)
-                self.writing += 1
+            token = object()
             try:
+                with self.lock:
+                    self.writers.add(token)
                 _write_all(self.descriptor, flat, place.offset)
             except BaseException:
                 del place  # else the traceback keeps it, and its room in the file
                 raise
             finally:
                 with self.lock:
-                    self.writing -= 1
+                    self.writers.discard(token)
                     self._changed_by_us()
         except OSError as error:
             raise from_system("offload_to_disk could not write a saved tensor", error, self.folder, nbytes) from error
-        finally:
-            self.settle()
         return place
 
     def read(self, place: Place, into: torch.Tensor, start: int = 0) -> None:
@@ -200,7 +202,6 @@ class _File:
                 self._look()
                 if got != into.numel() and not self.spoiled:
                     self.spoiled = f"was cut short by somebody else: {got:,} B of a saved tensor are left"
-        self.settle()
         if self.spoiled:
             raise OffloadError(f"offload_to_disk's file {self.spoiled}.", self.folder, place.nbytes, RUN_AGAIN)
 
@@ -216,7 +217,7 @@ class _File:
             self.spoiled = "was closed by somebody else, as os.closerange() does"
         elif found.st_size < self.length:
             self.spoiled = f"was cut short by somebody else: {found.st_size:,} B of {self.length:,} B are left"
-        elif not self.writing and found.st_mtime_ns > self.changed_at:
+        elif not self.writers and found.st_mtime_ns > self.changed_at:
             # Within one tick of the file system's clock, a few milliseconds, this cannot be told from our own write.
             self.spoiled = "was written to by somebody else"
 
@@ -226,20 +227,15 @@ class _File:
         self.length = max(self.length, found.st_size)
 
     def drop(self, offset: int, nbytes: int) -> None:
+        """The place is nobody's any more. No lock is asked for: objects die at any moment, while one is held too."""
         self.tally.add(-nbytes)
         self.dropped.append((offset, nbytes))
-        self.settle()
 
-    def settle(self) -> None:
-        """Takes back what was dropped; whoever holds the lock does it afterwards for all."""
-        while self.dropped and self.lock.acquire(blocking=False):
-            try:
-                while self.dropped:
-                    offset, nbytes = self.dropped.popleft()
-                    if not self.shared:
-                        self.room.give_back(offset, nbytes)
-            finally:
-                self.lock.release()
+    def _take_back(self) -> None:
+        while self.dropped:
+            offset, nbytes = self.dropped.popleft()
+            if not self.shared:
+                self.room.give_back(offset, nbytes)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
@@ -296,7 +292,12 @@ def _read_all(descriptor: int, into: torch.Tensor, offset: int) -> int:
 
 def _view(flat: torch.Tensor) -> memoryview:
     """The tensor's own bytes. Not through NumPy, which makes a storage that it looked at once non-resizable."""
-    return memoryview((ctypes.c_char * flat.numel()).from_address(flat.data_ptr())).cast("B")
+    return _memory_view(flat.data_ptr(), flat.numel(), 0x200)  # PyBUF_WRITE
+
+
+# A ctypes array would do, but makes a type for every length, which only the garbage collector frees.
+_signature = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_memory_view = _signature(("PyMemoryView_FromMemory", ctypes.pythonapi))
 
 
 _stores: weakref.WeakValueDictionary[int, DiskStore] = weakref.WeakValueDictionary()

@@ -37,7 +37,7 @@ class FarStore:
     """
 
     def __init__(self, pin_memory: bool | None = None):
-        if pin_memory not in (None, True, False):
+        if pin_memory is not None and not isinstance(pin_memory, bool):
             raise TypeError(f"pin_memory is True, False or None; got {pin_memory!r}")
         self.pin_memory = pin_memory
         self.tally = Tally()

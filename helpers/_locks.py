@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
-_locks: weakref.WeakValueDictionary[int, threading.Lock] = weakref.WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def new_lock() -> threading.Lock:
-    """A lock that is free in a child whatever it was in its parent."""
-    lock = threading.Lock()
+def new_lock(kind: Callable[[], Any] = threading.Lock) -> Any:
+    """A lock, or an RLock, that is free in a child whatever it was in its parent."""
+    lock = kind()
     _locks[id(lock)] = lock
     return lock
 

@@ -10,7 +10,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from ._hook_pairs import active_pair
 from ._locks import new_lock
 from ._pieces import Geometry, Piece, bytes_of, geometry_of, laid_over, piece_of, room_for, seen_as, spread
 from ._policy import Choice, Policy
-from ._stand_ins import Kept, Passed
+from ._stand_ins import Block, Kept, Passed
 from ._staying import Staying, forget
 
 MIN_BYTES = 4096  # a page. Moving less costs more time than its room is worth; nearly all small ones are statistics
@@ -39,32 +38,6 @@ class Store(Protocol):
     def bring(self, place: Any, piece: Piece, item: int, device: torch.device) -> tuple[torch.Tensor, int]: ...
 
     def same(self, place: Any, flat: torch.Tensor) -> bool | None: ...
-
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Block:
-    """A piece that was stored, for as long as a graph needs it; several saved tensors may share it.
-
-    Attributes:
-        place: what the store gave for it.
-        storage, version, maker: what it was made from, to know it again.
-        users: how many saved tensors have shared it.
-        near: a weak reference to the storage in which it lies while backward uses it, and where in it.
-        lent: the same for whoever reads it outside of backward.
-        held: the same storage, kept for a moment because the next to use it usually comes next.
-    """
-
-    place: Any
-    piece: Piece
-    item: int
-    device: torch.device
-    storage: weakref.ref[torch.UntypedStorage]
-    version: int
-    maker: tuple[str, int] | None
-    users: int = 0
-    near: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
-    lent: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
-    held: torch.UntypedStorage | None = None
 
 
 class Packer:
@@ -183,13 +156,14 @@ class Packer:
             kept = Kept(tensor, stays=reason is not None)
         if reason is not None:
             return kept
+        nbytes = tensor.untyped_storage().nbytes()
         with self._lock:
             self.packed += 1
-            self.bytes_packed += tensor.untyped_storage().nbytes()
+            self.bytes_packed += nbytes
         if _may_be_unfilled(tensor):
-            entry.waiting.setdefault(thread, []).append((number, weakref.ref(kept), piece))
+            entry.waiting.setdefault(thread, []).append((number, weakref.ref(kept), piece, nbytes))
         else:
-            self._move(kept, piece)
+            self._move(kept, piece, nbytes)
         return kept
 
     def _unpack(self, kept: Kept | Passed) -> torch.Tensor:
@@ -246,11 +220,13 @@ class Packer:
         waiting = entry.waiting[thread]
         while True:
             try:
-                _, ref, piece = waiting.pop(0)
+                _, ref, piece, nbytes = waiting.pop(0)
             except IndexError:  # asked for, as the thread that leaves the `with` may be at another's list
                 return
             if (kept := ref()) is not None:
-                self._move(kept, piece)
+                self._move(kept, piece, nbytes)
+            else:
+                self._count_out("gone before it was moved", nbytes)
 
     # To the store and back; `compress` has its own ways.
 
@@ -273,14 +249,16 @@ class Packer:
             spread(seen_as(near, geometry.dtype), room, shift, geometry)
         return room, shift
 
-    def _move(self, kept: Kept, piece: Piece) -> None:
+    def _move(self, kept: Kept, piece: Piece, nbytes: int) -> None:
         """Stores what ``kept`` stands for, unless it is stored already, and lets go of the memory."""
         alias = kept.alias
         with Unseen():
             geometry = geometry_of(alias)
             storage = alias.untyped_storage()
         if storage.nbytes() < piece.start + piece.span:
-            return self._leave(kept, "freed")  # by its owner, who will fill it again before backward asks for it
+            return self._leave(
+                kept, "freed", nbytes
+            )  # by its owner, who will fill it again before backward asks for it
         # A shift can be kept for elements of one size only, see `room_for`.
         item = 0 if piece.shift % 16 == 0 else alias.element_size()
         key = storage._cdata, piece, item, None if piece.whole else geometry
@@ -288,7 +266,7 @@ class Packer:
         if block is None:
             place = self._put(alias, piece)
             if place is None:
-                return self._leave(kept, "not to be represented")
+                return self._leave(kept, "not to be represented", nbytes)
             origin = weakref.ref(storage), kept.version, kept.maker
             block = Block(place, piece, alias.element_size(), alias.device, *origin)
             self._known[key] = weakref.ref(block, functools.partial(forget, self._known, key))
@@ -301,12 +279,16 @@ class Packer:
         with Unseen():
             alias.data = torch.empty(0, dtype=alias.dtype, device=alias.device)  # what is left is the version counter
 
-    def _leave(self, kept: Kept, why: str) -> None:
+    def _leave(self, kept: Kept, why: str, nbytes: int) -> None:
         kept.stays = True
+        self._count_out(why, nbytes)
+
+    def _count_out(self, why: str, nbytes: int) -> None:
+        """One that was counted as taken has not been moved."""
         self._skip(why)
         with self._lock:
             self.packed -= 1
-            self.bytes_packed -= kept.alias.untyped_storage().nbytes()
+            self.bytes_packed -= nbytes
 
     def _size_of(self, block: Block) -> int:
         return block.piece.nbytes
@@ -334,8 +316,8 @@ class _Entry:
     def __init__(self, around: tuple | None):
         self.around = around
         self.hooks: saved_tensors_hooks | None = None
-        # By thread, as numbers are: (number of the node to come, what waits for its operator, its piece).
-        self.waiting: dict[int, list[tuple[int, weakref.ref[Kept], Piece]]] = {}
+        # By thread, as numbers are: (number of the node to come, what waits for its operator, piece, storage's bytes).
+        self.waiting: dict[int, list[tuple[int, weakref.ref[Kept], Piece, int]]] = {}
 
 
 def _make(function: Callable[..., Packer], settings: dict[str, Any]) -> Packer:

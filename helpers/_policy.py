@@ -41,9 +41,10 @@ class Choice:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
+                enter, leave = _ModuleHook(self._enter_module), _ModuleHook(self._leave_module)
                 for module in self._modules:
-                    self._handles.append(module.register_forward_pre_hook(self._enter_module))
-                    self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
+                    self._handles.append(module.register_forward_pre_hook(enter))
+                    self._handles.append(module.register_forward_hook(leave, always_call=True))
 
     def leave(self) -> None:
         """The opposite of `enter`."""
@@ -61,7 +62,13 @@ class Choice:
         if self._chooses is None:
             return True
         with torch.no_grad():  # else what it computes would be saved, and asked about in turn
-            return bool(self._chooses(tensor.detach()))
+            answer = self._chooses(tensor.detach())
+        if isinstance(answer, torch.Tensor) and answer.numel() != 1:
+            raise TypeError(
+                f"policy has to say whether to move a tensor, True or False; it returned a tensor of shape "
+                f"{tuple(answer.shape)}. Make one answer of it, as with .any() or .all()"
+            )
+        return bool(answer)
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         self._here.depth = getattr(self._here, "depth", 0) + 1
@@ -69,6 +76,23 @@ class Choice:
     def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
         # It runs also where a hook of the module raised before `_enter_module` could.
         self._here.depth = max(getattr(self._here, "depth", 0) - 1, 0)
+
+
+class _ModuleHook:
+    """A hook on a module, of which a copy of the module gets one that does nothing: nobody is inside the copy."""
+
+    def __init__(self, call: Callable):
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple:
+        return _ModuleHook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    """What the hook on a copy calls."""
 
 
 def _read_policy(policy: Policy, model: nn.Module | None) -> tuple[Callable | None, list[nn.Module] | None]:

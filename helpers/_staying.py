@@ -44,6 +44,8 @@ class Staying:
             return "subclass"
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type not in _DEVICES:
             return "layout or device"
+        if tensor._is_zerotensor():  # what forward-mode differentiation has for "no tangent": it has no memory
+            return "no memory"
         base = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
         if base.is_leaf and base.requires_grad:

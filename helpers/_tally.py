@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 from ._locks import new_lock
 
 
 class Tally:
-    """A sum that dying objects lower, from any thread and at any moment, also while this thread is reading it."""
+    """A sum that dying objects lower, from any thread and at any moment, also while this thread is reading it.
+
+    A signal handler may read it in the midst of a reading, so the lock is one that its own thread can take again.
+    """
 
     def __init__(self) -> None:
         self._changes: deque[int] = deque()  # appending is one step, so whoever appends waits for nobody
-        self._lock = new_lock()
+        self._lock = new_lock(threading.RLock)
         self._sum = 0
 
     def add(self, nbytes: int) -> None:
@@ -23,6 +27,10 @@ class Tally:
     def live_bytes(self) -> int:
         """The sum."""
         with self._lock:
-            for _ in range(len(self._changes)):
-                self._sum += self._changes.popleft()
+            while self._changes:
+                try:
+                    change = self._changes.popleft()
+                except IndexError:  # the handler of a signal has read it to the end
+                    break
+                self._sum += change
             return self._sum

@@ -82,10 +82,14 @@ def offload_to_cpu(
 ) -> Packer:
     """Moves saved tensors to the memory of the CPU, and brings each back when backward asks for it.
 
-    Gradients are the same to the last bit. A storage is moved once, however many saved tensors look at it, for as long
-    as its bytes are the same (on a CUDA device: its version, and only of what operators have recorded). Where they are
-    stay: leaves that require a gradient and views of them, and subclasses, sparse and quantised tensors. The check that
-    PyTorch makes without hooks is made here: a saved tensor that was written to is a RuntimeError in backward.
+    Gradients are the same to the last bit, unless memory is written in a way that PyTorch does not count (``.data``,
+    NumPy, the running statistics of a batch norm) between forward and backward: then backward gets what was saved,
+    where without hooks it would get what was written. Give ``model`` for what is written so.
+
+    A storage is moved once, however many saved tensors look at it, for as long as its bytes are the same (on a CUDA
+    device: its version, and only of what operators have recorded). Where they are stay: leaves that require a gradient
+    and views of them, and subclasses, sparse and quantised tensors. The check that PyTorch makes without hooks is made
+    here: a saved tensor that was written to is a RuntimeError in backward.
 
     From a CUDA device copies go over a stream of their own into pinned buffers, and backward fetches the next piece
     while it works on this one. Tensors that are on a CPU are copied too: their copies lie in the same memory, but are
@@ -158,6 +162,13 @@ def offload_to_disk(
 
     Source: the tutorial (see the module) writes a file for each tensor with ``torch.save``.
     """
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        named = "; a model is named: offload_to_disk(model=...)" if isinstance(folder, nn.Module) else ""
+        raise TypeError(
+            f"folder= takes the path of an existing folder, or None for the system's; got {folder!r}{named}"
+        )
+    if folder is not None and (not os.fspath(folder) or "\0" in os.fspath(folder)):
+        raise ValueError(f"folder= takes the path of an existing folder, such as '.'; got {folder!r}")
     return _ToDisk(DiskStore(folder), model, min_bytes, policy)
 
 

@@ -6,7 +6,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -136,8 +135,8 @@ def compare_policies(
 
     Each run starts from the same random state. Peaks are counted by `MemoryTracker` on one run; times are taken on
     others, a plain step right before each, so that the drift of a busy machine cancels, and on one thread of the CPU,
-    as several wait for each other there. The gradients that ``model`` had, the random state and the number of threads
-    are put back. On a CPU the peak is that of near memory: see `offload_to_cpu`.
+    as several wait for each other there. Each run finds parameters and buffers as they were; gradients, random state
+    and number of threads are put back at the end. On a CPU the peak is that of near memory: see `offload_to_cpu`.
 
     Args:
         policies: name -> a function of model and inputs that returns what ``model(inputs)`` would.
@@ -146,7 +145,8 @@ def compare_policies(
         budget: bytes that the peak should stay under.
 
     Raises:
-        TypeError: for policies that are no mapping of names to functions.
+        TypeError: for policies that are no mapping of names to functions, or a budget that is no number.
+        ValueError: where nothing wants a gradient, or for fewer than 0 rounds.
         Whatever a policy raises.
 
     Example:
@@ -159,26 +159,45 @@ def compare_policies(
     """
     if not isinstance(policies, Mapping) or not all(callable(p) for p in policies.values()):
         raise TypeError(f"policies= maps a name to a function of (model, inputs); got {policies!r}")
-    before = [p.grad for p in model.parameters()]
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
+        raise TypeError(f"budget= is a number of bytes, such as 2 * 2**20, or None; got {budget!r}")
+    if rounds < 0:
+        raise ValueError(f"rounds= is how many pairs of steps are timed, 0 or more; got {rounds!r}")
+    leaves = [*model.parameters(), *([inputs] if inputs.is_leaf and inputs.requires_grad else [])]
+    if not any(leaf.requires_grad for leaf in leaves):
+        raise ValueError("nothing wants a gradient here: unfreeze a parameter, or let the inputs require a gradient")
+    before = [leaf.grad for leaf in leaves]
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
     state, threads = torch.get_rng_state(), torch.get_num_threads()
 
-    def step(forward: Forward) -> None:
+    def start_again() -> None:
         torch.set_rng_state(state)
-        for parameter in model.parameters():
-            parameter.grad = None
+        for leaf in leaves:
+            leaf.grad = None
+        with torch.no_grad():
+            for tensor, value in kept:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+    def step(forward: Forward) -> None:
         loss(forward(model, inputs), targets).backward()
         if inputs.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def measured(forward: Forward) -> tuple[int, torch.Tensor]:
+        start_again()
         step(forward)  # buffers that are made at the first call are not the policy's
-        for parameter in model.parameters():
-            parameter.grad = None
+        start_again()
         gc.collect()
         with MemoryTracker(model, inputs, targets, lines=False, groups=False) as tracker:
             step(forward)
-        peak = tracker.peak_bytes - tracker.start_bytes
-        return peak, torch.cat([p.grad.detach().flatten().double() for p in model.parameters() if p.grad is not None])
+        return tracker.peak_bytes - tracker.start_bytes, torch.cat([_flat(p) for p in leaves if p.requires_grad])
+
+    def seconds(forward: Forward) -> float:
+        start_again()
+        start = time.perf_counter()
+        step(forward)
+        return time.perf_counter() - start
 
     def plain(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         return model(inputs)
@@ -190,22 +209,24 @@ def compare_policies(
         for name, forward in policies.items():
             peak, gradient = measured(forward)
             error = 0.0 if torch.equal(gradient, truth) else float((gradient - truth).norm() / truth.norm())
-            ratios = [_ratio(partial(step, forward), partial(step, plain)) for _ in range(rounds)]
+            ratios = []
+            for _ in range(rounds):
+                base = seconds(plain)
+                ratios.append(seconds(forward) / base)
             rows.append(Measured(name, peak, statistics.median(ratios) if ratios else float("nan"), error))
     finally:
         torch.set_num_threads(threads)
-        torch.set_rng_state(state)
-        for parameter, gradient in zip(model.parameters(), before):
-            parameter.grad = gradient
+        start_again()
+        for leaf, gradient in zip(leaves, before):
+            leaf.grad = gradient
     return Tradeoff(Measured("nothing", plain_peak, 1.0, 0.0), rows, budget)
 
 
-def _ratio(run: Callable[[], None], plain: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    plain()
-    middle = time.perf_counter()
-    run()
-    return (time.perf_counter() - middle) / (middle - start)
+def _flat(leaf: torch.Tensor) -> torch.Tensor:
+    """The gradient as one row of float64; zeros where there is none."""
+    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.detach()
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    return (torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient).flatten().double()
 
 
 def _error(relative: float) -> str:

@@ -143,7 +143,8 @@ def test_many_threads_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
-    store.file.settle()
+    with store.file.lock:
+        store.file._take_back()
     assert store.live_bytes == 0 and store.file.room.free == [] and store.file.room.end == 0
 
 
@@ -153,7 +154,8 @@ def test_a_place_that_dies_while_its_thread_holds_the_lock_does_not_wait_for_it(
     with store.file.lock:
         del place
         assert store.live_bytes == 0 and store.file.room.end == 8192
-    store.file.settle()
+    with store.file.lock:
+        store.file._take_back()
     assert store.file.room.end == 0
 
 
@@ -339,8 +341,13 @@ def test_the_error_survives_the_way_to_another_process(tmp_path):
 
 
 def test_what_is_no_folder():
-    with pytest.raises(TypeError, match="int"):
+    with pytest.raises(TypeError, match=r"path of an existing folder, or None for the system's; got 5$"):
         offload_to_disk(5)
+    with pytest.raises(TypeError, match=r"a model is named: offload_to_disk\(model=...\)"):
+        offload_to_disk(torch.nn.Linear(2, 2))
+    for odd in ("", "a\0b"):
+        with pytest.raises(ValueError, match=r"path of an existing folder, such as '\.'"):
+            offload_to_disk(odd)
     assert DiskStore().folder == Path(tempfile.gettempdir())
 
 
@@ -560,7 +567,7 @@ def test_an_interrupt_in_pack_and_in_unpack(tmp_path, monkeypatch, where):
     del kept
     asked.clear()
     gc.collect()  # the exceptions' frames
-    assert hooks.bytes_live == 0 and hooks.store.file.writing == 0
+    assert hooks.bytes_live == 0 and not hooks.store.file.writers
 
 
 @proc

@@ -7,6 +7,7 @@ import copy
 import doctest
 import gc
 import pickle
+import signal
 import threading
 import weakref
 
@@ -927,9 +928,9 @@ def test_backward_while_the_forward_thread_goes_on(monkeypatch):
     x, table = torch.ones(2000, requires_grad=True), torch.arange(2000.0)
     move, moved, asked = _packing.Packer._move, threading.Event(), threading.Event()
 
-    def slow_move(self, kept, piece):
+    def slow_move(self, *args):
         asked.wait(10)
-        move(self, kept, piece)
+        move(self, *args)
         moved.set()
 
     monkeypatch.setattr(_packing.Packer, "_move", slow_move)
@@ -1166,3 +1167,86 @@ def test_hooks_around_and_inside_a_compiled_model():
         assert hooks.packed > 0 and hooks.bytes_live == 0
         assert all(torch.allclose(p.grad, g) for p, g in zip(model.parameters(), truth))
     torch._dynamo.reset()
+
+
+# -- what practitioners do between forward and backward ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", LOSSLESS)
+def test_parameters_that_are_given_other_data_act_as_without_hooks_and_their_memory_is_freed(make):
+    def clipped(*contexts):
+        torch.manual_seed(0)
+        layer, x = nn.Conv1d(1, 32, 5), torch.randn(8, 1, 64, requires_grad=True)
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            loss = layer(x).pow(2).sum()
+        for p in layer.parameters():
+            p.data = p.data.clamp(-0.01, 0.01)
+        loss.backward()
+        return [x.grad, *(p.grad for p in layer.parameters())]
+
+    assert equal(clipped(), clipped(make()))
+
+    weight = nn.Parameter(torch.randn(1000, 16, 5))
+    storage, leaf = weakref.ref(weight.untyped_storage()), weakref.ref(weight)
+    with make():
+        y = nn.functional.conv1d(torch.randn(2, 16, 64), weight)
+    weight.data = torch.empty(0)
+    assert storage() is None
+    del weight, y
+    assert leaf() is None  # a leaf in its own graph is no cycle
+
+
+def test_forward_mode_inside_the_block():
+    torch.manual_seed(0)
+    layer, x, direction = nn.Linear(64, 64), torch.randn(32, 64, requires_grad=True), torch.randn(32, 64)
+
+    def tangent(*contexts):
+        with torch.autograd.forward_ad.dual_level(), contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            out = torch.tanh(layer(torch.autograd.forward_ad.make_dual(x, direction)))
+            return torch.autograd.forward_ad.unpack_dual(out).tangent
+
+    assert torch.equal(tangent(), tangent(offload_to_cpu(layer, min_bytes=0)))
+
+
+def test_a_model_is_copied_inside_a_block_with_a_policy_by_module():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(32, 64)
+    hooks = offload_to_cpu(model, min_bytes=0, policy="1")
+    with hooks:
+        twin, third = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        model(x), twin(x), third(x)
+    assert hooks.packed == 1  # nobody is inside the copies
+    assert not model[1]._forward_hooks and torch.equal(twin(x), model(x))
+
+
+def test_what_was_never_moved_is_not_counted_as_moved():
+    x = torch.ones(2000, requires_grad=True)
+    with offload_to_cpu() as hooks:
+        (x * torch.arange(2000.0)).sum().backward()  # the table waits for its operator, and is used from memory
+    assert (hooks.packed, hooks.stored, hooks.bytes_packed) == (0, 0, 0)
+    assert hooks.skipped_because["gone before it was moved"] == 1
+
+
+def test_a_signal_handler_may_read_the_counters():
+    hooks, read = offload_to_cpu(min_bytes=0), []
+    before = signal.signal(signal.SIGALRM, lambda *_: read.append(repr(hooks)))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        x = torch.ones(64, requires_grad=True)
+        while len(read) < 200:
+            with hooks:
+                loss = (x * 2).exp().sum()
+            loss.backward()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert hooks.bytes_live == 0
+
+
+def test_a_policy_has_to_give_one_answer():
+    told = r"it returned a tensor of shape \(2000,\)\. Make one answer of it"
+    with pytest.raises(TypeError, match=told), offload_to_cpu(policy=lambda t: t > 0):
+        (torch.ones(2000, requires_grad=True) * 2).exp()

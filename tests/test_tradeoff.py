@@ -76,6 +76,64 @@ def test_nothing_is_left_behind(work):
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads and set(seen) == {1}
 
 
+def test_each_run_finds_the_models_state_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), nn.BatchNorm1d(16))
+    x = torch.randn(64, 16, requires_grad=True)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found = compare_policies(model, x, torch.ones(64, 16), {"the same": lambda model, x: model(x)}, rounds=1)
+    assert found["the same"].gradient_error == 0.0 and x.grad is None
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model(x)  # the control: a run changes it
+    assert not all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_gradients_of_every_kind_are_compared():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(10, 4, sparse=True)
+            self.turn = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+            self.shift = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return (self.table(x) * self.turn).abs() + self.shift
+
+    def without_shift(model, x):
+        return (model.table(x) * model.turn).abs() + model.shift.detach()
+
+    class Real(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.real.to(g.dtype)
+
+    torch.manual_seed(0)
+    model, x = Odd(), torch.arange(10)
+    model.turn.data = torch.randn(4, dtype=torch.complex64)
+    ways = {
+        "the same": lambda model, x: model(x),
+        "one is missing": without_shift,
+        "the real part": lambda model, x: (model.table(x) * Real.apply(model.turn)).abs() + model.shift,
+    }
+    found = compare_policies(model, x, torch.ones(10, 4), ways, rounds=0)
+    assert found["the same"].gradient_error == 0
+    assert found["one is missing"].gradient_error > 0 < found["the real part"].gradient_error
+
+
+def test_bad_input_is_told_before_anything_runs(work):
+    model, x, y = work
+    with pytest.raises(TypeError, match=r"budget= is a number of bytes, such as .*; got '1 MB'"):
+        compare_policies(model, x, y, {}, budget="1 MB")
+    with pytest.raises(ValueError, match="0 or more; got -1"):
+        compare_policies(model, x, y, {}, rounds=-1)
+    with pytest.raises(ValueError, match="nothing wants a gradient here"):
+        compare_policies(model.requires_grad_(False), x, y, {"disk": to_disk})
+
+
 def test_each_run_starts_from_the_same_random_state():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
