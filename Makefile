@@ -52,7 +52,7 @@ $(TRUSTED): $(READY) $(CHAPTER_FILES)
 test: $(READY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(JUPYTER) $(RENDERER) $(PY) -m pytest tests notebooks -m 'not gpu and not colab' -n 2 --dist loadfile \
+	@$(JUPYTER) $(RENDERER) $(PY) -m pytest tests notebooks -m 'not gpu and not colab' -n 2 --dist loadfile --no-loadscope-reorder \
 	  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 120 \
 	  --cov=helpers --cov-report=term $(TEST_ARGS)
 	@$(MAKE) --no-print-directory test-colab

@@ -14,11 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from helpers._checks import Case, Exercise
 from helpers._properties import Property, Trial, describe, message_of
 
+_drawing_nothing = torch.random.fork_rng(devices=[])  # layers draw numbers, and the reader's must stay the next ones
+
 # ------------------------------------------------------------------------------------------------ wrap one layer
 
 
+@_drawing_nothing
 def _layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 32), nn.GELU(), nn.Linear(32, 8))
+    return nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 32), nn.GELU(), nn.Linear(32, 8)).float()
 
 
 def _one_of(position: int) -> Callable[[], tuple]:
@@ -113,12 +116,14 @@ WRAP_LAYER = Exercise(
 _WIDE = 40_960  # B: 40 rows of 256
 
 
+@_drawing_nothing
 def _plain() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 32))
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 32)).float()
 
 
+@_drawing_nothing
 def _sharing() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 32))
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 32)).float()
 
 
 def _wanting(make: Callable[[], nn.Sequential], wanted: int) -> Callable[[], tuple]:
@@ -192,8 +197,9 @@ FEWEST_LAYERS = Exercise(
 # ------------------------------------------------------------------------------------------------ hooks by hand
 
 
+@_drawing_nothing
 def _net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(48, 32), nn.Softplus(), nn.Linear(32, 16), nn.Tanh())
+    return nn.Sequential(nn.Linear(48, 32), nn.Softplus(), nn.Linear(32, 16), nn.Tanh()).float()
 
 
 def _pair(t: Trial) -> str | None:

@@ -76,13 +76,15 @@ FRONTIER = Exercise(
 def _layers(width: int, depth: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):  # the reader's random numbers must stay the next ones
         torch.manual_seed(7)
-        return nn.Sequential(*(layer for _ in range(depth // 2) for layer in (nn.Linear(width, width), nn.Tanh())))
+        return nn.Sequential(
+            *(layer for _ in range(depth // 2) for layer in (nn.Linear(width, width), nn.Tanh()))
+        ).float()
 
 
 def _numbers(*shape: int, wants_grad: bool = False) -> torch.Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
-        return torch.randn(shape).requires_grad_(wants_grad)
+        return torch.randn(shape, dtype=torch.float32).requires_grad_(wants_grad)
 
 
 def _inputs_kept(t: Trial) -> str | None:
@@ -158,7 +160,7 @@ def _with_budget(model: nn.Module, x: torch.Tensor) -> tuple:
 def _made(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        return make(*args, **kwargs)
+        return make(*args, **kwargs).float()
 
 
 def _plain_answer(model: nn.Module, x: torch.Tensor, y: torch.Tensor, budget: int) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def test_peaks_are_the_trackers_and_errors_are_counted_by_hand(work):
     for forward, name in ((to_disk, "disk"), (rounded, "bfloat16"), (twice, "twice")):
         peak, gradient = by_hand(forward)
         assert found[name].peak_bytes == peak
-        assert found[name].gradient_error == pytest.approx(((gradient - truth).norm() / truth.norm()).item())
+        assert found[name].gradient_error == pytest.approx(
+            ((gradient - truth).norm() / truth.norm()).item(), rel=1e-2, abs=1e-7
+        )
     assert found["disk"].gradient_error == 0 < found["bfloat16"].gradient_error < 0.01 < found["twice"].gradient_error
     assert all(row.step_time > 0 for row in found.rows)
 
