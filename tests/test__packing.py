@@ -22,7 +22,7 @@ op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations"
 # For each operator it looks for a unittest by reading the sources of the whole stack, which takes longer than the rest.
 sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None
 FULL = bool(os.environ.get("TENSOR_LAB_FULL_SWEEP"))
-MOST = None if FULL else 2  # samples of each operator; all of them, two minutes, with TENSOR_LAB_FULL_SWEEP=1
+MOST = None if FULL else 4  # samples of each operator; all of them, two minutes, with TENSOR_LAB_FULL_SWEEP=1
 DTYPES = (torch.float32, torch.complex64, torch.bfloat16)
 
 
