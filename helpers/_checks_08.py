@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from helpers._checks import Case, Exercise
-from helpers._properties import Property, Trial, describe, difference, message_of, right_number
+from helpers._properties import Property, Trial, difference, message_of, returns_two_functions, right_number
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:
@@ -51,13 +51,6 @@ PACKS_OF = Exercise(
         ),
     ),
 )
-
-
-def _pair(t: Trial) -> str | None:
-    result = t.result
-    if not isinstance(result, tuple) or len(result) != 2 or not all(map(callable, result)):
-        return f"it returned {describe(result)}, not two functions"
-    return None
 
 
 def _gradient(make: Callable, dtype: torch.dtype, hooks: tuple | None, twice: bool = False) -> torch.Tensor:
@@ -125,7 +118,7 @@ COMPRESS = Exercise(
     cases=(Case("products, exponentials and positions", lambda: ()),),
     expect=lambda: {},
     properties=(
-        Property("return two functions", _pair, "Return them as a pair: `return pack, unpack`.", True),
+        returns_two_functions(),
         Property("keep 4,000 B in half of it", _small, "`t.to(torch.bfloat16)` has half the bytes of float32."),
         Property(
             "give gradients that are right to two digits",
@@ -179,7 +172,7 @@ SAFE = Exercise(
     cases=(Case("products, exponentials and positions", lambda: ()),),
     expect=lambda: {},
     properties=(
-        Property("return two functions", _pair, "Return them as a pair: `return pack, unpack`.", True),
+        returns_two_functions(),
         Property("give the gradients that there are without hooks, to the last bit", _gradients(loose=False)),
         Property(
             "unpack a second time",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from helpers._checks import Case, Exercise
-from helpers._properties import Property, Trial, describe, message_of
+from helpers._properties import Property, Trial, describe, message_of, returns_two_functions
 
 _drawing_nothing = torch.random.fork_rng(devices=[])  # layers draw numbers, and the reader's must stay the next ones
 
@@ -202,13 +202,6 @@ def _net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(48, 32), nn.Softplus(), nn.Linear(32, 16), nn.Tanh()).float()
 
 
-def _pair(t: Trial) -> str | None:
-    result = t.result
-    if not isinstance(result, tuple) or len(result) != 2 or not all(map(callable, result)):
-        return f"it returned {describe(result)}, not two functions"
-    return None
-
-
 def _picked(x: torch.Tensor) -> torch.Tensor:
     return x[torch.tensor([2, 0, 2])].t().exp() * x.t()[:, :3]
 
@@ -304,7 +297,7 @@ FAR_HOOKS = Exercise(
     cases=(Case("a small network, and positions beside it", lambda: (_net(),)),),
     expect=lambda model: {},
     properties=(
-        Property("return two functions", _pair, "Return them as a pair: `return pack, unpack`.", True),
+        returns_two_functions(),
         Property("give the gradients that there are without hooks, to the last bit", _same_gradients(False)),
         Property(
             "unpack a second time",

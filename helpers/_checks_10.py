@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from helpers._checks import Case, Exercise
-from helpers._properties import Property, Trial, describe, difference, message_of
+from helpers._properties import Property, Trial, describe, difference, message_of, returns_two_functions
 from helpers.display import exact_bytes, round_bytes
 
 
@@ -151,13 +151,6 @@ ONE_LAYER = Exercise(
 # ---------------------------------------------------------------------------------------------------- hooks
 
 
-def _pair(t: Trial) -> str | None:
-    result = t.result
-    if not isinstance(result, tuple) or len(result) != 2 or not all(map(callable, result)):
-        return f"it returned {describe(result)}, not two functions"
-    return None
-
-
 def _square(h: torch.Tensor) -> torch.Tensor:
     return h * h
 
@@ -284,7 +277,7 @@ THRESHOLD = Exercise(
     ),
     expect=lambda folder, min_bytes: {},
     properties=(
-        Property("return two functions", _pair, "Return them as a pair: `return pack, unpack`.", True),
+        returns_two_functions(),
         Property(
             "write what has at least `min_bytes` bytes, and nothing else",
             _right_side,
@@ -386,7 +379,7 @@ TRAPS = Exercise(
     cases=(Case("products and exponentials", lambda: (_Folder(),)),),
     expect=lambda folder: {},
     properties=(
-        Property("return two functions", _pair, "Return them as a pair: `return pack, unpack`.", True),
+        returns_two_functions(),
         Property("write a file for each", _writes_files, _why_files),
         Property(
             "keep the files of several graphs apart",

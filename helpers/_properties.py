@@ -119,6 +119,18 @@ def returns_tensor(hint: str = "Is the `return` missing?") -> Property:
     return Property("return a tensor", test, lambda t: hint if t.result is None else "", decisive=True)
 
 
+def returns_two_functions() -> Property:
+    """It returns a pair of functions, as saved-tensor hooks are."""
+
+    def test(t: Trial) -> str | None:
+        result = t.result
+        if not isinstance(result, tuple) or len(result) != 2 or not all(map(callable, result)):
+            return f"it returned {describe(result)}, not two functions"
+        return None
+
+    return Property("return two functions", test, "Return them as a pair: `return pack, unpack`.", decisive=True)
+
+
 def right_shape(hint: Hint = "") -> Property:
     """The result has the expected shape."""
 
