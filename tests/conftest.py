@@ -37,6 +37,18 @@ def _share(name: str) -> None:
 
 
 _share("exercise_answers")
+_share("operator_samples")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small operators are slower on several threads, above all on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

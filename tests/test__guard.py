@@ -6,18 +6,17 @@ import contextlib
 import functools
 import gc
 import os
-import random
-import sys
 import threading
 import weakref
 
 import numpy as np
 import pytest
 import torch
+from operator_samples import catalogue, differentiable, on_non_leaves, samples_of
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from helpers import MemoryTracker, explain_inplace, guard_saved_tensors
@@ -361,50 +360,22 @@ def test_torch_func_runs_inside_and_the_readers_hooks_still_forbid_it():
 
 # -- every operator that PyTorch lists ---------------------------------------------------------------------------------
 
-op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
-# For each operator it looks for a unittest by reading the sources of the whole stack, which takes longer than the rest.
-sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None
+op_db = catalogue()
 MOST = 6  # samples of each operator; all of them, and other dtypes, in two minutes with TENSOR_LAB_FULL_SWEEP=1
 FULL = bool(os.environ.get("TENSOR_LAB_FULL_SWEEP"))
-
-
-@pytest.fixture
-def one_thread():
-    """Small operators are slower on several threads, above all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache
 def samples(dtype, most=None, name=""):
     """(operator, sample) of the catalogue: of each operator all, or ``most`` drawn with a seed."""
-    drawn = []
-    for op in op_db:
-        if name in op.name and op.supports_autograd and dtype in op.supported_dtypes("cpu"):
-            try:
-                made = list(op.sample_inputs("cpu", dtype, requires_grad=True))
-            except RuntimeError:  # some lack a library
-                continue
-            if most is not None and len(made) > most:
-                made = random.Random(0).sample(made, most)
-            drawn += [(op, sample) for sample in made]
-    return drawn
+    entries = differentiable(op_db, dtype, name)
+    return [(op, sample) for op in entries for sample in samples_of(op, dtype, most)]
 
 
 def gradients(op, sample, context):
     """The gradients of one call on non-leaf inputs, since sample inputs are leaves; and what ``context`` gave."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond
-    leaves: list[torch.Tensor] = []
-
-    def lift(t):
-        if not isinstance(t, torch.Tensor) or not t.requires_grad:
-            return t
-        leaves.append(t.detach().requires_grad_())
-        return leaves[-1] * 1 if t.layout is torch.strided else leaves[-1]
-
-    args, kwargs = tree_map(lift, ((sample.input, *sample.args), sample.kwargs))
+    leaves, args, kwargs = on_non_leaves(sample)
     with context as entered:
         outputs = tree_leaves(op(*args, **kwargs))
         outputs = [out for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]

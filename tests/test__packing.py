@@ -5,34 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
-import random
-import sys
 from typing import NamedTuple
 
 import pytest
 import torch
+from operator_samples import catalogue, differentiable, on_non_leaves, samples_of
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from helpers import offload_to_cpu, offload_to_disk
 
-op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
-# For each operator it looks for a unittest by reading the sources of the whole stack, which takes longer than the rest.
-sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None
+op_db = catalogue()
 FULL = bool(os.environ.get("TENSOR_LAB_FULL_SWEEP"))
 MOST = None if FULL else 4  # samples of each operator; all of them, two minutes, with TENSOR_LAB_FULL_SWEEP=1
 DTYPES = (torch.float32, torch.complex64, torch.bfloat16)
-
-
-@pytest.fixture
-def one_thread():
-    """Small operators are slower on several threads, above all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Case(NamedTuple):
@@ -48,19 +35,12 @@ def cases(dtype, most=MOST, name=""):
     Where there is an in-place variant, each sample is called that way too.
     """
     found = []
-    for op in op_db:
-        if name in op.name and op.supports_autograd and dtype in op.supported_dtypes("cpu"):
-            try:
-                samples = op.sample_inputs("cpu", dtype, requires_grad=True)
-                samples = list(samples if most != 1 else itertools.islice(samples, 6))  # making them takes longest
-            except RuntimeError:  # some lack a library
-                continue
-            if most is not None and len(samples) > most:
-                samples = random.Random(0).sample(samples, most)
-            full_name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-            found += [Case(full_name, op, sample) for sample in samples]
-            if op.get_inplace() is not None and op.supports_inplace_autograd:
-                found += [Case(f"{full_name}, in place", op.get_inplace(), sample) for sample in samples]
+    for op in differentiable(op_db, dtype, name):
+        samples = samples_of(op, dtype, most, first=6 if most == 1 else None)  # making them takes longest
+        full_name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        found += [Case(full_name, op, sample) for sample in samples]
+        if op.get_inplace() is not None and op.supports_inplace_autograd:
+            found += [Case(f"{full_name}, in place", op.get_inplace(), sample) for sample in samples]
     return found
 
 
@@ -74,15 +54,7 @@ class Outcome(NamedTuple):
 def run(case, context=None) -> Outcome:
     """Calls it on tensors that are no leaves, since leaves stay where they are, and asks for all gradients."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond
-    leaves: list[torch.Tensor] = []
-
-    def lift(t):
-        if not isinstance(t, torch.Tensor) or not t.requires_grad:
-            return t
-        leaves.append(t.detach().requires_grad_())
-        return leaves[-1] * 1 if t.layout is torch.strided else leaves[-1]
-
-    args, kwargs = tree_map(lift, ((case.sample.input, *case.sample.args), case.sample.kwargs))
+    leaves, args, kwargs = on_non_leaves(case.sample)
     # A call that writes to what it is given must find the same next time.
     args, kwargs = tree_map(lambda t: t.clone() if is_plain_input(t) else t, (args, kwargs))
     try:
