@@ -19,6 +19,8 @@ COLAB_READY := $(COLAB)/tensor-lab-ready
 JUPYTER := JUPYTER_DATA_DIR="$$PWD/$(VENV)/share/jupyter" IPYTHONDIR="$$PWD/$(VENV)/share/ipython"
 # Pictures of graphs must not depend on the version of the machine's `dot` where they are compared.
 RENDERER := TENSOR_LAB_RENDERER=graphviz-pure
+# Two workers, each with a thread for every core, would spend their time waiting for each other.
+ALONE := OMP_NUM_THREADS=1
 
 .PHONY: help lab test test-colab notebooks bench gpu-check clean env
 help:
@@ -52,14 +54,14 @@ $(TRUSTED): $(READY) $(CHAPTER_FILES)
 test: $(READY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(JUPYTER) $(RENDERER) $(PY) -m pytest tests notebooks -m 'not gpu and not colab' -n 2 --dist loadfile --no-loadscope-reorder \
+	@$(JUPYTER) $(RENDERER) $(ALONE) $(PY) -m pytest tests notebooks -m 'not gpu and not colab' -n 2 --dist loadfile --no-loadscope-reorder \
 	  --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 120 \
 	  --cov=helpers --cov-report=term $(TEST_ARGS)
 	@$(MAKE) --no-print-directory test-colab
 
 # Graphs are drawn by what is there, as on Colab, which has `dot`.
 test-colab: $(COLAB_READY)
-	@$(JUPYTER) $(PY) -m pytest tests/test_colab.py -m colab -n 2 --dist worksteal
+	@$(JUPYTER) $(ALONE) $(PY) -m pytest tests/test_colab.py -m colab -n 2 --dist worksteal
 
 # Runs every chapter and writes its outputs back: make notebooks CHAPTERS=notebooks/04_inplace_memory.ipynb for one.
 notebooks: $(READY)

@@ -5,8 +5,9 @@ alone against itself is the noise. Ratios of CPU time on one thread, medians and
 counted, and sent to a display that throws them away: what the browser does with them is no part of the step. A run
 lasts for as many steps as take a second, so that about ten frames fall into it, as many as any work gets.
 
-Then the same from the parts: how long a frame takes at ten a second, and what the plot adds to each change of the
-memory, on operators so small that nothing hides it.
+Then the same from the parts, which noise moves less: what of a run's CPU time was spent in its frames, against the
+rest of that run; how long a frame takes at ten a second; and what the plot adds to each change of the memory, on
+operators so small that nothing hides it.
 """
 
 from __future__ import annotations
@@ -55,11 +56,22 @@ def pretended_notebook():
         display.in_notebook, IPython.display.display = kept
 
 
-def seconds(work, steps: int, live: bool) -> tuple[float, LiveMemoryPlot | None, MemoryTracker]:
+class TimedPlot(LiveMemoryPlot):
+    """A live plot that knows the CPU time of its frames."""
+
+    in_frames = 0.0
+
+    def _frame(self) -> None:
+        self.in_frames += of_cpu(super()._frame)
+
+
+def seconds(work, steps: int, live: bool) -> tuple[float, TimedPlot | None, MemoryTracker]:
     """CPU time of the steps alone: the finished picture comes once, however long the run was."""
     with MemoryTracker(*work) as tracker, contextlib.ExitStack() as stack:
-        plot = stack.enter_context(LiveMemoryPlot(tracker)) if live else None
+        plot = stack.enter_context(TimedPlot(tracker)) if live else None
         start = time.process_time()
+        if plot is not None:
+            plot.in_frames = 0.0  # the first is drawn before the work begins
         for _ in range(steps):
             training_step(*work)
         return time.process_time() - start, plot, tracker
@@ -69,18 +81,23 @@ def step_row(name, work) -> None:
     training_step(*work)
     steps = max(1, round(1 / seconds(work, 1, False)[0]))
     taken = {"tracker alone (the noise)": [], "tracker and live plot": []}
-    frames = 0
+    frames, parts = 0, []
     for number in range(ROUNDS):
         for live, row in enumerate(taken):
             first = bool(live) if number % 2 else False  # the two take turns in going first
             a, plot, tracker = seconds(work, steps, first)
             b, other, _ = seconds(work, steps, bool(live) and not first)
             taken[row].append(a / b if first else b / a)
-            frames = (plot or other).frames if live else frames
+            if live:
+                took, plot = (a, plot) if first else (b, other)
+                frames = plot.frames
+                parts.append(took / (took - plot.in_frames))
     print(f"\n{name}: {steps} steps, {tracker.operators:,} operators, {frames} frames in the last run")
     for row, ratios in taken.items():
         low, _, high = statistics.quantiles(ratios, n=4)
         print(f"{row:28s}{statistics.median(ratios):7.3f}  {low:6.3f}-{high:5.3f}", flush=True)
+    low, middle, high = statistics.quantiles(parts, n=4)
+    print(f"{'with its frames, without':28s}{middle:7.3f}  {low:6.3f}-{high:5.3f}")
     with MemoryTracker(*work) as tracker, LiveMemoryPlot(tracker) as plot:
         for _ in range(steps):
             training_step(*work)

@@ -75,7 +75,7 @@ def _svg(now: Mapping[str, int], before: Mapping[str, int] | None, title: str, w
             f'<text x="{_MARGIN}" y="{y + 13}" font-weight="bold">{_text(name, 13.2, x - _MARGIN)}</text>',
             f'<text x="{x:.1f}" y="{y + 13}">{_text(words[name], 12, _MARGIN + _WIDE - x)}</text>',
             f'<rect x="{_MARGIN}" y="{y + 24}" width="{amount / most * _WIDE:.1f}" height="{_BAR}" '
-            f'fill="{GROUPS.get(name, GROUPS["other"])}"/>',
+            f'fill="{GROUPS.get(name, GROUPS["other"])}" stroke="{INK}" stroke-width=".8"/>',
         ]
         if before is not None:
             parts.append(

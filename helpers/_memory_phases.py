@@ -12,7 +12,8 @@ from .display import MAX_WIDTH, PAPER, clip, in_xml, text_width
 WIDTH, HEIGHT = MAX_WIDTH, 330
 TOP, BOTTOM = 74, 50  # margins of the plot, in px
 _NARROW = 3  # px: what is narrower cannot be told from its neighbours
-_FEW = 4  # so many narrow ones are still drawn each for itself
+_FEW = 4  # fewer narrow ones are still drawn each for itself
+_APART = 6  # px between two names
 Span = tuple[str, float, float]  # a name, from px to px
 
 
@@ -26,8 +27,8 @@ class Bracket:
     depth: int = 0
 
 
-def _told_apart(spans: Sequence[Span]) -> list[Span]:
-    """The spans; those in a row that are all too narrow to be told apart stand together as one, which counts them."""
+def _told_apart(spans: Sequence[Span], narrow: Callable[[Span], bool], gap: float) -> list[Span]:
+    """The spans; the narrow ones in a row, less than ``gap`` px apart, stand together as one, which counts them."""
     found: list[Span] = []
     run: list[Span] = []
 
@@ -36,14 +37,19 @@ def _told_apart(spans: Sequence[Span]) -> list[Span]:
         run.clear()
 
     for span in sorted(spans, key=lambda s: s[1]):
-        if run and (span[2] - span[1] >= _NARROW or span[1] - run[-1][2] >= _NARROW):
+        if run and (not narrow(span) or span[1] - run[-1][2] >= gap):
             end_run()
-        if span[2] - span[1] < _NARROW:
-            run.append(span)
-        else:
-            found.append(span)
+        (run if narrow(span) else found).append(span)
     end_run()
     return found
+
+
+def _unnamed(phases: Sequence[Span]) -> Callable[[Span], bool]:
+    """What gets no name of its own: what comes again and again or, where nothing does, what its name does not fit."""
+    times = Counter(name for name, _, _ in phases)
+    if max(times.values()) >= _FEW:
+        return lambda span: times[span[0]] >= _FEW
+    return lambda span: span[2] - span[1] < text_width(span[0]) + _APART
 
 
 def _together(run: Sequence[Span]) -> str:
@@ -58,7 +64,8 @@ def _together(run: Sequence[Span]) -> str:
 def phase_marks(brackets: Sequence[Bracket], x: Callable[[float], float]) -> list[str]:
     """The outermost phases: every other one shaded, each with its bracket and its name above the plot."""
     drawn = []
-    spans = _told_apart([(b.name, x(b.first), x(max(b.last, b.first))) for b in brackets if b.depth == 0])
+    phases = [(b.name, x(b.first), x(max(b.last, b.first))) for b in brackets if b.depth == 0]
+    spans = _told_apart(phases, lambda span: span[2] - span[1] < _NARROW, _NARROW)
     for number, (_, left, right) in enumerate(spans):
         if number % 2 == 0:
             drawn.append(
@@ -68,25 +75,32 @@ def phase_marks(brackets: Sequence[Bracket], x: Callable[[float], float]) -> lis
         drawn.append(
             f'<path d="M{left + 1:.1f} {TOP - 2}v-6H{max(right - 1, left + 2):.1f}v6" fill="none" stroke="#555"/>'
         )
-    return drawn + _names(spans)
+    names, short = _names(spans)
+    if short >= _FEW:  # "f…" over each of many says nothing
+        names, _ = _names(_told_apart(phases, _unnamed(phases), WIDTH))
+    return drawn + names
 
 
-def _names(spans: Sequence[tuple[str, float, float]]) -> list[str]:
-    """The names of phases, each over its own or, where that is short, as near as the names beside it let it be."""
-    drawn, end = [], 0.0
+def _names(spans: Sequence[Span]) -> tuple[list[str], int]:
+    """The names of phases, each over its own or, where that is short, as near as the names beside it let it be.
+
+    Returns them as SVG, and how many are not whole.
+    """
+    drawn, short, end = [], 0, 0.0
     for i, (name, left, right) in enumerate(spans):
         limit = float(WIDTH - 8)
         if i + 1 < len(spans):
             following, begin, last = spans[i + 1]
-            limit = max(right, (begin + last - text_width(clip(following, last - begin))) / 2 - 6)
-        shown = clip(name, limit - end - 6)
+            limit = max(right, (begin + last - text_width(clip(following, last - begin))) / 2 - _APART)
+        shown = clip(name, limit - end - _APART)
         half = text_width(shown) / 2
-        if shown == "…" or end + 6 + 2 * half > limit:
+        short += shown != name
+        if shown == "…" or end + _APART + 2 * half > limit:
             continue
-        middle = min(max((left + right) / 2, end + 6 + half), limit - half)
+        middle = min(max((left + right) / 2, end + _APART + half), limit - half)
         end = middle + half
         drawn.append(
             f'<text x="{middle:.1f}" y="{TOP - 12}" text-anchor="middle" stroke="{PAPER}" stroke-width="3" '
             f'paint-order="stroke">{html.escape(in_xml(shown), quote=False)}</text>'
         )
-    return drawn
+    return drawn, short

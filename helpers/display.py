@@ -198,11 +198,14 @@ class Table:
         """The table without colours of its own, so that it follows the reader's theme."""
         align = ["right" if self._right(i) else "left" for i in range(len(self.columns))]
 
-        def line(tag: str, cells: Iterable[str]) -> str:
+        def cell(tag: str, side: str, text: str) -> str:
+            if tag == "th" and not text:
+                tag = "td"  # a screen reader would announce a heading and say nothing
             scope = ' scope="col"' if tag == "th" else ""
-            return "".join(
-                f'<{tag}{scope} style="text-align:{a}">{html.escape(c)}</{tag}>' for a, c in zip(align, cells)
-            )
+            return f'<{tag}{scope} style="text-align:{side}">{html.escape(text)}</{tag}>'
+
+        def line(tag: str, cells: Iterable[str]) -> str:
+            return "".join(cell(tag, side, text) for side, text in zip(align, cells))
 
         caption = f'<caption style="text-align:left">{html.escape(self.caption)}</caption>' if self.caption else ""
         body = "".join(f"<tr>{line('td', map(self._cell, row))}</tr>" for row in self.rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -57,7 +58,8 @@ def predict(
             sequence, a mapping holds the beliefs instead, and nothing is said about the result.
         key: makes the deciding value from what `run` returned, say ``lambda m: m.peak_bytes``. What `run` returned then
             also shows itself under the verdict if it is a picture or a table. It is not kept: it may hold memory.
-        unit: what whole numbers count, ``"B"`` for bytes (shown in MiB too), ``""`` for mere numbers.
+        unit: what whole numbers count, ``"B"`` for bytes (shown in MiB too), ``""`` for mere numbers. A word is
+            written as for many: of ``"calls"`` there are ``2 calls`` and ``1 call``.
         code: the snippet to show where `run` is not its own best text.
         height: px to keep free for what `run` shows, so that nothing below moves when it appears.
 
@@ -207,7 +209,8 @@ class Prediction:
         """Returns ``value`` as the card writes it."""
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):
             if self.unit != "B":
-                return f"{value:,} {self.unit}".strip()
+                one = value == 1 and re.fullmatch(r"[a-z]{3,}s", self.unit)  # of "calls", and not of "ms"
+                return f"{value:,} {self.unit[:-1] if one else self.unit}".strip()
             return exact_bytes(value) + (f" ({round_bytes(value)})" if abs(value) >= 1024 else "")
         return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -392,6 +392,7 @@ def same_bits(a, b):
     return a.shape == b.shape and fingerprint(a.contiguous()) == fingerprint(b.contiguous())
 
 
+@pytest.mark.no_cover  # which would take as long again
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, *([torch.bfloat16, torch.complex64] if FULL else [])], ids=str)
 def test_no_operator_raises_an_alarm_or_changes_a_bit(dtype, one_thread):
@@ -452,6 +453,7 @@ def test_the_sweep_can_fail(monkeypatch):
         gradients(op, sample, guard_saved_tensors())
 
 
+@pytest.mark.no_cover  # which would take as long again
 @pytest.mark.filterwarnings("ignore")
 def test_these_operators_and_no_others_change_what_they_packed(one_thread):
     found: set[tuple[str, str]] = set()

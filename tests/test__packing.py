@@ -144,6 +144,7 @@ LEAST = {torch.float32: (2000, 3000), torch.complex64: (300, 400), torch.bfloat1
 LEAST_IN_FULL = {torch.float32: (14_000, 30_000), torch.complex64: (5000, 8500), torch.bfloat16: (11_000, 24_000)}
 
 
+@pytest.mark.no_cover  # which would take as long again
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_operator_has_the_gradients_and_errors_that_it_has_without_hooks(dtype, one_thread):
@@ -159,6 +160,7 @@ def test_every_operator_has_the_gradients_and_errors_that_it_has_without_hooks(d
     assert sweep.raising >= 10  # among them samples that cannot be called in place
 
 
+@pytest.mark.no_cover  # which would take as long again
 @pytest.mark.filterwarnings("ignore")
 def test_the_sweep_finds_the_operators_that_save_what_they_have_not_filled(monkeypatch, one_thread):
     assert Sweep(torch.float32, offload_to_cpu, most=None, name="relu").other_bits == set()

@@ -25,6 +25,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from wcag import contrast
 
 pytestmark = pytest.mark.browser
 
@@ -357,18 +358,6 @@ def test_prediction_is_answered_with_the_keyboard(chapter):
     assert card.locator("button", has_text="Commit and run").first.evaluate("b => b === document.activeElement")
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(float(c)) / 255 for c in re.findall(r"[\d.]+", colour)[:3]]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """The ratio of the Web Content Accessibility Guidelines, 1 to 21; text needs 4.5."""
-    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
 def test_contrast_is_the_guidelines():
     assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
     assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.01)  # a little pale
@@ -398,7 +387,7 @@ def test_both_themes_show_pictures_and_readable_text(chapter, theme, tmp_path):
     text = chapter.page.evaluate(_TEXT)
     assert len(text) > 20
     background = chapter.page.evaluate("getComputedStyle(document.querySelector('.jp-Notebook')).backgroundColor")
-    assert (_luminance(background) > 0.5) == theme.endswith("Light"), "the theme did change"
+    assert (contrast(background, "#ffffff") < 1.5) == theme.endswith("Light"), "the theme did change"
     assert not [(words, colour, behind) for words, colour, behind in text if contrast(colour, behind) < 4.5]
     check_pictures(chapter.pictures(), sum(pictures_of(chapter.cells).values()))
     assert but_sliders(chapter) == []

@@ -304,6 +304,13 @@ def test_table_without_rows_or_caption():
     assert "caption" not in Table(["a"], []).html
 
 
+def test_a_column_without_a_name_has_no_heading():
+    head = Table(["", "a"], [["x", 1]]).html.split("</thead>")[0]
+    assert head == (
+        '<table><thead><tr><td style="text-align:left"></td><th scope="col" style="text-align:right">a</th></tr>'
+    )
+
+
 def test_rows_may_come_from_anywhere():
     assert Table(["a", "b"], {"x": 1}.items()).rows == [["x", 1]]
     assert Table(["a"], ([i] for i in range(2))).rows == [[0], [1]]

@@ -156,6 +156,9 @@ def test_check_wants_the_name_as_a_string(name):
 def test_unit():
     assert "2 tensors" in repr(predict("How many?", {2: "a", 3: "b"}, lambda: 2, unit="tensors"))
     assert "( ) 3\n" in repr(predict("How many?", {2: "a", 3: "b"}, lambda: 2, unit=""))
+    for unit, one in {"tensors": "1 tensor", "ms": "1 ms", "%": "1 %", "": "1"}.items():
+        label = predict("How many?", {1: "a", 3: "b"}, lambda: 1, unit=unit).label
+        assert (label(1), label(3)) == (one, f"3 {unit}".strip())
 
 
 def test_key_takes_the_value_and_the_result_shows_itself_but_is_not_kept():

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from wcag import contrast
 
 from helpers import display, live
 from helpers._memory_picture import HEIGHT, LEFT, WIDTH, Bracket, Curve, Marker, memory_svg
@@ -365,6 +366,9 @@ class Drawn:
         for group, colour in GROUPS.items():
             if colour in named:
                 assert group in self.words, f"{group} is told by its colour alone"
+        for group, band in self.bands.items():
+            assert band is None or contrast(band.get("stroke"), display.PAPER) >= 3, f"{group} has no outline"
+            assert band is None or contrast(band.get("stroke"), band.get("fill")) >= 3, f"{group} swallows its outline"
         # What lies behind is the picture's own paper, so both themes show the same.
         first = self.root.find(f"{NS}rect")
         assert first.get("fill") == display.PAPER
@@ -674,6 +678,27 @@ def test_many_short_phases_stand_together():
     assert "100 phases: a, b" in Drawn(memory_svg(curve, title="t", figures="f", brackets=mixed)).words
     few = Drawn(memory_svg(curve, title="t", figures="f", brackets=steps[:3]))
     assert not any(" x " in word for word in few.words), "the control: three are drawn each for itself"
+
+
+@pytest.mark.parametrize("wide", [(6, 6, 6), (10, 10, 10), (30, 6, 6), (41, 41, 41)])
+@pytest.mark.parametrize("before", [[], [Bracket("warm-up", 1, 10)], [Bracket("warm-up", 1, 100)]])
+def test_names_that_come_again_and_do_not_fit_are_said_once(wide, before):
+    """Each bracket can be seen, and still "f…" over each of them would say nothing."""
+    turns, end = [], before[0].last if before else 0
+    while end < 600:  # so that an operator is about a px wide; the last of the turns may be under way
+        name, width = ("forward", "backward", "update")[len(turns) % 3], wide[len(turns) % 3]
+        turns.append(Bracket(name, end + 1, end + width))
+        end += width
+    curve = Curve()
+    for i in range(end + 1):
+        curve.add(i, dict.fromkeys(GROUPS, 0) | {"other": 100})
+    drawn = Drawn(memory_svg(curve, title="t", figures="f", brackets=[*before, *turns]))
+    drawn.check()
+    times = -(-len(turns) // 3)
+    assert f"{times} x (forward, backward, update)" in drawn.words and "forward" not in drawn.words
+    assert {b.name for b in before} <= set(drawn.words)
+    brackets = [e for e in drawn.root.iter(f"{NS}path") if e.get("stroke") == "#555"]
+    assert len(brackets) == len(before) + len(turns)
 
 
 def test_frames_all_have_one_height(clock, shown):

@@ -605,6 +605,7 @@ NEEDS_VALUES = {
 }
 
 
+@pytest.mark.no_cover  # which would take as long again
 @pytest.mark.filterwarnings("ignore")
 def test_every_operator_is_predicted_to_the_byte_or_named():
     catalogue = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db

@@ -1,15 +1,23 @@
-"""Without a kernel, scripts or trust a chapter still shows every picture, with its words: as a page of nbconvert's."""
+"""Without a kernel, scripts or trust a chapter still shows every picture, with its words: as a page of nbconvert's.
+
+And what a picture tells by a colour has an outline, whatever the theme: each paints its own paper.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from wcag import contrast
+
+from helpers.display import GROUPS, INK, PAPER
 
 pytestmark = pytest.mark.browser
 
@@ -88,6 +96,47 @@ def test_every_picture_is_on_the_page(path, page, tmp_path):
     held = pictures_held(path.read_text(encoding="utf-8"))
     assert held, "a chapter without a picture"
     assert problems(pictures_shown(path, page, tmp_path), held) == []
+
+
+def drawings(ipynb: str) -> list[str]:
+    """The SVG of every picture in the outputs of the file's text ``ipynb``."""
+    outputs = [output for cell in json.loads(ipynb)["cells"] for output in cell.get("outputs", [])]
+    in_html = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
+    coded = [code for text in in_html for code in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", text)]
+    return [base64.b64decode(code).decode() for code in coded]
+
+
+def unclear(svg: str) -> list[str]:
+    """A sentence for every shape in the colour of a group that no outline parts from the paper."""
+    said, names = [], {colour.lower(): group for group, colour in GROUPS.items()}
+    elements = list(ET.fromstring(svg).iter())
+    paper = next(e for e in elements if e.tag.endswith("}rect"))
+    if paper.get("fill") != PAPER:
+        said.append(f"the first rectangle is {paper.get('fill')}, and no paper")
+    for e in elements:
+        fill = e.get("fill", "none").lower()
+        if fill in names:
+            line = e.get("stroke", "none")
+            ratio = contrast(line, PAPER) if line != "none" else 1.0
+            said += [f"{names[fill]}, outlined in {line}: {ratio:.1f}"] if ratio < 3 else []
+    return said
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_what_a_colour_tells_has_an_outline(path):
+    pictures = drawings(path.read_text(encoding="utf-8"))
+    assert pictures
+    assert [said for svg in pictures for said in unclear(svg)] == []
+
+
+def test_a_missing_outline_is_seen():
+    rect = '<rect width="9" height="9" fill="{}" stroke="{}"/>'
+    bars = [(GROUPS["other"], "none"), (GROUPS["other"], INK), (GROUPS["gradients"], "#c9c9c9"), ("#eeeeee", "none")]
+    shapes = "".join(rect.format(*colours) for colours in bars)
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg">{rect.format(PAPER, "none")}{shapes}</svg>'
+    assert unclear(svg) == ["other, outlined in none: 1.0", "gradients, outlined in #c9c9c9: 1.7"]
+    assert unclear(svg.replace(PAPER, "#1a1a1a"))[0] == "the first rectangle is #1a1a1a, and no paper"
+    assert drawings(json.dumps(new_notebook(cells=[new_code_cell("x")]))) == []
 
 
 # The controls.
