@@ -134,14 +134,15 @@ def compare_policies(
     """Runs forward and backward under each policy and measures what it saves and what it costs.
 
     Each run starts from the same random state. Peaks are counted by `MemoryTracker` on one run; times are taken on
-    others, a plain step right before each, so that the drift of a busy machine cancels, and on one thread of the CPU,
-    as several wait for each other there. Each run finds parameters and buffers as they were; gradients, random state
-    and number of threads are put back at the end. On a CPU the peak is that of near memory: see `offload_to_cpu`.
+    others, in rounds of a plain step and one under each policy, so that the drift of a busy machine cancels, and on one
+    thread of the CPU, as several wait for each other there. Each run finds parameters and buffers as they were;
+    gradients, random state and number of threads are put back at the end. On a CPU the peak is that of near memory: see
+    `offload_to_cpu`.
 
     Args:
         policies: name -> a function of model and inputs that returns what ``model(inputs)`` would.
         loss: of what that function returned, and targets.
-        rounds: how many pairs of steps are timed for each policy; 0 times nothing, and every ratio is NaN.
+        rounds: how many steps are timed for each policy; 0 times nothing, and every ratio is NaN.
         budget: bytes that the peak should stay under.
 
     Raises:
@@ -162,7 +163,7 @@ def compare_policies(
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
         raise TypeError(f"budget= is a number of bytes, such as 2 * 2**20, or None; got {budget!r}")
     if rounds < 0:
-        raise ValueError(f"rounds= is how many pairs of steps are timed, 0 or more; got {rounds!r}")
+        raise ValueError(f"rounds= is how many steps are timed for each policy, 0 or more; got {rounds!r}")
     leaves = [*model.parameters(), *([inputs] if inputs.is_leaf and inputs.requires_grad else [])]
     if not any(leaf.requires_grad for leaf in leaves):
         raise ValueError("nothing wants a gradient here: unfreeze a parameter, or let the inputs require a gradient")
@@ -205,15 +206,21 @@ def compare_policies(
     try:
         torch.set_num_threads(1)
         plain_peak, truth = measured(plain)
-        rows = []
+        peaks, errors = {}, {}
         for name, forward in policies.items():
-            peak, gradient = measured(forward)
-            error = 0.0 if torch.equal(gradient, truth) else float((gradient - truth).norm() / truth.norm())
-            ratios = []
-            for _ in range(rounds):
-                base = seconds(plain)
-                ratios.append(seconds(forward) / base)
-            rows.append(Measured(name, peak, statistics.median(ratios) if ratios else float("nan"), error))
+            peaks[name], gradient = measured(forward)
+            errors[name] = 0.0 if torch.equal(gradient, truth) else float((gradient - truth).norm() / truth.norm())
+        ratios: dict[str, list[float]] = {name: [] for name in policies}
+        for number in range(rounds):
+            # What one leaves behind, in caches and on its way to a disk, is not to fall on the same one each time.
+            order = [*policies] if number % 2 == 0 else [*reversed(policies)]
+            base = seconds(plain)
+            for name in order:
+                ratios[name].append(seconds(policies[name]) / base)
+        rows = [
+            Measured(name, peaks[name], statistics.median(took) if took else float("nan"), errors[name])
+            for name, took in ratios.items()
+        ]
     finally:
         torch.set_num_threads(threads)
         start_again()

@@ -136,6 +136,30 @@ def test_bad_input_is_told_before_anything_runs(work):
         compare_policies(model.requires_grad_(False), x, y, {"disk": to_disk})
 
 
+def test_times_are_taken_in_rounds_there_and_back():
+    """So that no policy always comes behind the same other one."""
+    ran = []
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    model.register_forward_pre_hook(lambda *_: ran.append(now))
+
+    def way(name):
+        def forward(model, x):
+            nonlocal now
+            now = name
+            out = model(x)
+            now = "plain"
+            return out
+
+        return forward
+
+    now = "plain"
+    compare_policies(model, x, x, {"a": way("a"), "b": way("b")}, rounds=0)
+    untimed = len(ran)
+    ran.clear()
+    compare_policies(model, x, x, {"a": way("a"), "b": way("b")}, rounds=3)
+    assert ran[untimed:] == ["plain", "a", "b", "plain", "b", "a", "plain", "a", "b"]
+
+
 def test_each_run_starts_from_the_same_random_state():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
