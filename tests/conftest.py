@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
@@ -64,6 +65,19 @@ def one_thread() -> Iterator[None]:
 def root() -> Path:
     """The checkout's folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def imported_by() -> Callable[[str], set[str]]:
+    """Tells which modules a fresh interpreter has imported after a statement."""
+
+    def after(statement: str) -> set[str]:
+        code = f"import sys; {statement}; print(*sorted(sys.modules))"
+        # -P would hide the checkout; -c puts the working folder on sys.path.
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    return after
 
 
 @pytest.fixture(scope="session")

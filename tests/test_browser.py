@@ -439,12 +439,16 @@ widgets.VBox([widgets.IntSlider(description="batch"), widgets.Dropdown(options=[
 }
 
 
-def test_live_controls_are_fit_for_a_screen_reader(browser, lab, deadline):
-    path = lab.folder / "untrusted" / "live.ipynb"
+def written(lab: Lab, name: str, sources: dict[str, str]) -> str:
+    """Writes a notebook of these cells, and returns the path to open it by."""
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in LIVE.items()]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
-    notebook = Notebook(browser, lab, deadline).open(f"lab/tree/untrusted/{path.name}")
+    cells = [nbformat.v4.new_code_cell(source, id=cell_id) for cell_id, source in sources.items()]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), lab.folder / "untrusted" / f"{name}.ipynb")
+    return f"lab/tree/untrusted/{name}.ipynb"
+
+
+def test_live_controls_are_fit_for_a_screen_reader(browser, lab, deadline):
+    notebook = Notebook(browser, lab, deadline).open(written(lab, "live", LIVE))
     try:
         notebook.run_all()
         for name, menus in {"atlas": 3, "controls": 1}.items():
@@ -474,11 +478,7 @@ with MemoryTracker(weight) as tracker, LiveMemoryPlot(tracker) as plot:
 
 
 def test_an_interrupted_live_plot_leaves_a_finished_figure(browser, lab, deadline):
-    path = lab.folder / "untrusted" / "busy.ipynb"
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in BUSY.items()]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
-    notebook = Notebook(browser, lab, deadline).open(f"lab/tree/untrusted/{path.name}")
+    notebook = Notebook(browser, lab, deadline).open(written(lab, "busy", BUSY))
     page = notebook.page
     try:
         notebook.settle("await app.shell.currentWidget.sessionContext.ready")
@@ -633,6 +633,7 @@ def test_a_question_is_answered_wrongly_and_rightly(untrusted):
     then = commit(untrusted, card, other, WRONG if right == 0 else RIGHT)
     assert f"Measured: {measured}." in then, "it is measured again, and the same"
     assert (RIGHT in then) == (right != 0)
+    assert but_sliders(untrusted) == []
     assert untrusted.complaints == []
 
 
@@ -667,4 +668,5 @@ def test_a_slider_is_moved_and_the_picture_follows(untrusted):
             picture.evaluate("i => i.decode()")
             assert picture.evaluate("i => i.naturalWidth > 0 && i.width <= 700")
         assert handle.evaluate("h => h === document.activeElement"), "the next key moves it on"
+    assert but_sliders(untrusted) == []
     assert untrusted.complaints == []

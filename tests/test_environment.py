@@ -220,20 +220,12 @@ def test_oldest_torch_is_pyprojects(root):
 HEAVY = {"matplotlib", "graphviz", "torchviz", "ipywidgets", "IPython", "expecttest"}
 
 
-def heavy_imports(statement: str, root) -> set[str]:
-    """Returns which of `HEAVY` a fresh interpreter has imported after ``statement``."""
-    code = f"import sys; {statement}; print(*sorted(sys.modules))"
-    # -P would hide the checkout; -c puts the working folder on sys.path.
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    return HEAVY & set(done.stdout.split())
+def test_import_is_light(imported_by):
+    assert HEAVY & imported_by("import helpers.environment") == set()
 
 
-def test_import_is_light(root):
-    assert heavy_imports("import helpers.environment", root) == set()
-
-
-def test_the_check_for_light_imports_can_fail(root):
-    assert heavy_imports("import helpers, graphviz", root) == {"graphviz"}
+def test_the_check_for_light_imports_can_fail(imported_by):
+    assert HEAVY & imported_by("import helpers, graphviz") == {"graphviz"}
 
 
 # ---------------------------------------------------------------------------------------------------- available_bytes

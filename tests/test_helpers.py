@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from types import ModuleType
 
@@ -59,19 +57,12 @@ def test_map_has_a_line_on_every_name(root):
     assert not [name for name, _, words in entries if not words]
 
 
-def imported(statement: str, root) -> set[str]:
-    """Returns which of `HEAVY` a fresh interpreter has imported after ``statement``."""
-    code = f"import sys; {statement}; print(*sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    return HEAVY & set(done.stdout.split())
+def test_import_of_the_map_loads_nothing_heavy(imported_by):
+    assert HEAVY & imported_by("import helpers, helpers.display; dir(helpers), helpers.Table") == set()
 
 
-def test_import_of_the_map_loads_nothing_heavy(root):
-    assert imported("import helpers, helpers.display; dir(helpers), helpers.Table", root) == set()
-
-
-def test_the_check_for_heavy_imports_can_fail(root):
-    assert "torch" in imported("import helpers; helpers.MemoryTracker", root)
+def test_the_check_for_heavy_imports_can_fail(imported_by):
+    assert "torch" in HEAVY & imported_by("import helpers; helpers.MemoryTracker")
 
 
 def test_contributing_maps_every_public_module(root):
