@@ -5,14 +5,16 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, WRITTEN, clip, in_xml, round_bytes, text_width
 
-_WIDTH, _HEIGHT = MAX_WIDTH, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 44, 52
+_WIDTH, _HEIGHT = MAX_WIDTH, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 44, 72
 _PLOT_W, _PLOT_H = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 _POINT, _RING, _LINE = 6, 10, 14
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 class Point(NamedTuple):
@@ -60,22 +62,28 @@ def tradeoff_svg(
         parts.append(_text(x(step), _TOP + _PLOT_H + 18, f"{step:g}", 'text-anchor="middle"'))
     parts += [
         f'<path d="M{_LEFT} {_TOP}V{_TOP + _PLOT_H}H{_WIDTH - _RIGHT}" fill="none" stroke="{INK}"/>',
-        _text(_LEFT + _PLOT_W / 2, _HEIGHT - 14, "step time, times the plain step (right is slower)", _MIDDLE),
+        _text(_LEFT + _PLOT_W / 2, _HEIGHT - 34, "step time, times the plain step (right is slower)", _MIDDLE),
         _text(
             0, 0, "peak over the start, MiB", f'{_MIDDLE} transform="translate(20 {_TOP + _PLOT_H / 2}) rotate(-90)"'
         ),
     ]
-    taken: list[tuple[float, float, float, float]] = []
+    taken = [(x(p.time) - _RING, y(p.nbytes) - _RING, x(p.time) + _RING, y(p.nbytes) + _RING) for p in points]
     if budget is not None:
         parts.append(f'<path d="M{_LEFT} {y(budget):.1f}H{_WIDTH - _RIGHT}" stroke="{INK}" stroke-dasharray="6 4"/>')
         words = f"budget {round_bytes(budget)}"
-        left = _WIDTH - _RIGHT - text_width(words) - 4
-        parts.append(_text(left, y(budget) - 5, words, ""))
-        taken.append((left, y(budget) - 17, _WIDTH - _RIGHT, y(budget) + 2))
+        width, rule = text_width(words), y(budget)
+        ends = _WIDTH - _RIGHT - width - 4, _LEFT + 6
+        places = [(left, rule - 17, left + width, rule - 2) for left in ends]
+        box = next((box for box in places if not _covered(box, taken)), places[0])
+        parts.append(_text(box[0], rule - 5, words, ""))
+        taken += [box, (_LEFT, rule - 2, _WIDTH - _RIGHT, rule + 2)]
     if len(frontier) > 1:
-        path = "L".join(f"{x(t):.1f} {y(n):.1f}" for t, n in frontier)
-        parts.append(f'<path d="M{path}" fill="none" stroke="{GROUPS["other"]}" stroke-width="2"/>')
-    taken += [(x(p.time) - _RING, y(p.nbytes) - _RING, x(p.time) + _RING, y(p.nbytes) + _RING) for p in points]
+        # A staircase: between two that were measured there is nothing that was.
+        corners = [(x(t), y(n)) for t, n in frontier]
+        path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{px:.1f}V{py:.1f}" for px, py in corners[1:])
+        parts.append(f'<path d="{path}" fill="none" stroke="{_FRONTIER}" stroke-width="2"/>')
+        for (left, upper), (right, lower) in pairwise(corners):
+            taken += [(left, upper - 1, right, upper + 1), (right - 1, upper, right + 1, lower)]
     for point in points:
         px, py = x(point.time), y(point.nbytes)
         if point.error:
@@ -88,20 +96,32 @@ def tradeoff_svg(
             f'stroke="{INK if point.fits else GROUPS["saved activations"]}" stroke-width="{1 if point.fits else 2}"/>'
         )
         parts += _label(point, px, py, taken)
-    if any(p.error for p in points):
-        words = "ring: the gradient is not exact"
-        left = _WIDTH - _RIGHT - text_width(words) - 8
-        parts.append(_text(left, _TOP + 14, words, ""))
-        parts.append(
-            f'<circle cx="{left - 14}" cy="{_TOP + 10}" r="7" fill="{WRITTEN}" fill-opacity=".6" stroke="{INK}"/>'
-        )
-    return "".join(parts) + "</svg>"
+    return "".join(parts + _legend(len(frontier) > 1, any(p.error for p in points))) + "</svg>"
 
 
 _MIDDLE = 'text-anchor="middle"'
+_FRONTIER = "#6b6b6b"
 
 
-def _label(point: Point, px: float, py: float, taken: list[tuple[float, float, float, float]]) -> list[str]:
+def _legend(with_line: bool, with_ring: bool) -> list[str]:
+    """What line and ring mean, in a row under the picture."""
+    parts, at, y = [], _LEFT, _HEIGHT - 16
+    if with_line:
+        words = "frontier: for these, nothing measured is both faster and smaller"
+        parts += [
+            f'<path d="M{at} {y}h18" stroke="{_FRONTIER}" stroke-width="2"/>',
+            _text(at + 24, y + 4, words, ""),
+        ]
+        at += 24 + text_width(words) + 24
+    if with_ring:
+        parts += [
+            f'<circle cx="{at + 7:.1f}" cy="{y}" r="7" fill="{WRITTEN}" fill-opacity=".6" stroke="{INK}"/>',
+            _text(at + 20, y + 4, "ring: the gradient is not exact", ""),
+        ]
+    return parts
+
+
+def _label(point: Point, px: float, py: float, taken: list[_Box]) -> list[str]:
     """The name beside its point, where nothing stands yet; far from it with a line to it, if need be."""
     words = f"{point.name} {round_bytes(point.nbytes)}" + (f", error {point.error}" if point.error else "")
     width = text_width(words)
@@ -111,7 +131,10 @@ def _label(point: Point, px: float, py: float, taken: list[tuple[float, float, f
         (px - near - width, py),
         (px - width / 2, py - near - 4),
         (px - width / 2, py + near + 4),
+        (px + 5, py - near - 4),
+        (px + 5, py + near + 4),
     ]
+    beside = len(places)
     for aside in (8, 120, 240):
         for away in range(1, 20):
             for height in (py - away * _LINE, py + away * _LINE):
@@ -120,15 +143,21 @@ def _label(point: Point, px: float, py: float, taken: list[tuple[float, float, f
         box = (left - 1, middle - 7, left + width + 1, middle + 7)
         if box[0] < _LEFT + 2 or box[2] > _WIDTH - 4 or box[1] < _TOP or box[3] > _TOP + _PLOT_H:
             continue
-        if not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken):
+        if not _covered(box, taken):
             break
     taken.append(box)
     parts = []
-    if places.index((left, middle)) > 3:
+    if places.index((left, middle)) >= beside:
         near_end = left - 2 if left > px else left + width + 2
         parts.append(f'<path d="M{px:.1f} {py:.1f}L{near_end:.1f} {middle:.1f}" stroke="{INK}" stroke-width=".7"/>')
-    halo = f'stroke="{PAPER}" stroke-width="3" paint-order="stroke"'
-    return [*parts, _text(left, middle + 4, words, halo)]
+    # Letters are often narrower than the room kept for them: they stand at the end of it that is near the point.
+    at, anchor = (left, "start") if left > px else (left + width, "end") if left + width < px else (px, "middle")
+    halo = f'text-anchor="{anchor}" stroke="{PAPER}" stroke-width="3" paint-order="stroke"'
+    return [*parts, _text(at, middle + 4, words, halo)]
+
+
+def _covered(box: _Box, taken: Sequence[_Box]) -> bool:
+    return any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)
 
 
 def _text(x: float, y: float, words: str, attributes: str) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 
 from helpers import MemoryTracker, compare_policies, compress, offload_to_disk
 from helpers._tradeoff_picture import Point, tradeoff_svg
+from helpers.display import text_width
 from helpers.tradeoff import Measured, Tradeoff
 
 
@@ -233,12 +234,14 @@ def test_the_picture_has_a_point_for_each_policy_a_ring_for_each_error_and_fits_
 
 def boxes(svg):
     """(left, top, right, bottom) of every label beside a point, by the width that letters have at most."""
-    from helpers.display import text_width
-
     found = []
-    for match in re.finditer(r'<text x="([\d.]+)" y="([\d.]+)" stroke="#ffffff"[^>]*>([^<]+)<', svg):
-        left, base, words = float(match[1]), float(match[2]), match[3]
-        found.append((left, base - 11, left + text_width(words), base + 3))
+    for match in re.finditer(
+        r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)" stroke="#ffffff"[^>]*>([^<]+)<', svg
+    ):
+        at, base, words = float(match[1]), float(match[2]), match[4]
+        width = text_width(words)
+        left = at - {"start": 0, "middle": width / 2, "end": width}[match[3]]
+        found.append((left, base - 11, left + width, base + 3))
     return found
 
 
@@ -248,9 +251,36 @@ def test_labels_of_points_that_lie_close_do_not_cover_each_other(count):
     labels = boxes(tradeoff_svg(points, [], title="close"))
     assert len(labels) == count
     for number, a in enumerate(labels):
-        assert a[0] >= 0 and a[2] <= 700 and a[1] >= 0 and a[3] <= 400
+        assert a[0] >= 0 and a[2] <= 700 and a[1] >= 0 and a[3] <= 420
         for b in labels[number + 1 :]:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+
+
+def test_no_label_lies_on_the_frontier_the_budget_or_another_point():
+    points = [Point("nothing", 1.0, 24 << 20, "", True), Point("middle", 1.4, 12 << 20, "", True)]
+    points += [Point("small", 1.6, 5 << 20, "2%", True), Point("slow", 2.0, 8 << 20, "1%", False)]
+    stairs = [(p.time, p.nbytes) for p in points[:3]]
+    svg = tradeoff_svg(points, stairs, title="stairs", budget=7 << 20)
+    [path] = re.findall(r'<path d="(M[\d.]+ [\d.]+(?:H[\d.]+V[\d.]+)+)" fill="none" stroke="#6b6b6b"', svg)
+    start, *steps = re.split("H", path[1:])
+    x, y = map(float, start.split())
+    lines, circles = [], re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="6"', svg)
+    assert (x, y) == tuple(map(float, circles[0])), "it begins at the fastest"
+    for step, (cx, cy) in zip(steps, circles[1:3], strict=True):
+        right, lower = map(float, step.split("V"))
+        assert (right, lower) == (float(cx), float(cy)), "and comes down where the next one is"
+        lines += [(x, y, right, y), (right, y, right, lower)]
+        x, y = right, lower
+    [rule] = map(float, re.findall(r'<path d="M78 ([\d.]+)H680" stroke="#1a1a1a" stroke-dasharray', svg))
+    lines += [(78, rule, 680, rule)]
+    lines += [(float(cx) - 6, float(cy) - 6, float(cx) + 6, float(cy) + 6) for cx, cy in circles]
+    for left, top, right, bottom in boxes(svg):
+        for a, b, c, d in lines:
+            assert right <= a or c <= left or bottom - 2 <= b or d <= top + 2, (left, top, right, bottom)
+    [(at, base)] = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" >budget', svg)
+    label = float(at), float(base) - 9, float(at) + text_width("budget 7.00 MiB"), float(base)
+    assert not [c for c in lines[-4:] if label[0] < c[2] and c[0] < label[2] and label[1] < c[3] and c[1] < label[3]]
+    assert "frontier: for these" in svg and "frontier" not in tradeoff_svg(points, stairs[:1], title="one")
 
 
 def test_odd_numbers_still_give_a_picture():
