@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 
 from ._timeline import Alive, Log, Replay
 
@@ -13,7 +14,8 @@ class History:
     """The older part of a log: of every so many events the highest, and each that stands beside the border of a phase.
 
     The rows are spread evenly over the run: when they are too many, each stands for twice as many events as before. A
-    border outlives that as long as all borders take less than half of the room.
+    border outlives that as long as all borders, and a row between each two of them, take no more than the room that is
+    wanted then, three quarters of ``most``.
 
     Args:
         log: the log, of which `fold` takes the oldest entries away.
@@ -76,21 +78,29 @@ class History:
 
     def _add(self, row: Row) -> None:
         self.seen += 1
-        _put(self.rows, row, self._width)
+        _put(self.rows, row if self._borders_stay else (*row[:3], False), self._width)
         if len(self.rows) > self.most:
             self._thin()
 
     def _thin(self) -> None:
-        if self._borders_stay and sum(row[3] for row in self.rows) > self.most // 2:
+        room = max(self.most * 3 // 4, 1)
+        if self._borders_stay and _fewest(self.rows) > room:
             self._borders_stay = False
-        if not self._borders_stay:
             self.rows = [(*row[:3], False) for row in self.rows]
-        while len(self.rows) > max(self.most * 3 // 4, 1):
+            # Beside borders nothing could be merged, however wide a row was: begin where all may fit without them.
+            span = self.rows[-1][0] - self.rows[0][0]
+            self._width = 1 << max((span // room).bit_length() - 2, 0)
+        while len(self.rows) > room:
             self._width *= 2
             rows: list[Row] = []
             for row in self.rows:
                 _put(rows, row, self._width)
             self.rows = rows
+
+
+def _fewest(rows: list[Row]) -> int:
+    """How many rows are left when each stands for as many events as there are."""
+    return len(rows) - sum(not (one[3] or other[3]) for one, other in pairwise(rows))
 
 
 def _put(rows: list[Row], row: Row, width: int) -> None:

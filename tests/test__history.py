@@ -93,6 +93,21 @@ def test_more_borders_than_there_is_room_for_are_let_go():
     del held
 
 
+@pytest.mark.parametrize("most", [64, 100, 1000])
+@pytest.mark.parametrize("between", [1, 2, 3, 5])
+def test_events_between_borders_do_not_keep_the_run_from_going_on(most, between):
+    """One row between each two borders is as few as there can be, and may be more than the room."""
+    with MemoryTracker(max_events=most) as tracker:
+        for _ in range(1200):
+            with tracker.phase("step"):
+                for _ in range(between):
+                    torch.empty(1)
+    history = tracker._history
+    assert most // 4 <= len(history.rows) <= most, "neither too many nor, for a run this long, next to none"
+    events = 2 * 1200 * between  # each takes and gives back
+    assert history._width <= 8 * events / most
+
+
 def test_curve_and_picture_of_a_thinned_run(both):
     thinned, whole = both
     drawn, full = curve_of(thinned), curve_of(whole)
