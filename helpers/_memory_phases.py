@@ -53,12 +53,16 @@ def _unnamed(phases: Sequence[Span]) -> Callable[[Span], bool]:
 
 
 def _together(run: Sequence[Span]) -> str:
-    """``300 x (forward, backward)`` or, where they do not take turns, how many and the names of the first."""
-    counts = Counter(name for name, _, _ in run)
-    if max(counts.values()) - min(counts.values()) <= 1 and len(counts) <= 4:
-        names = ", ".join(counts)
-        return f"{max(counts.values()):,} x {names if len(counts) == 1 else f'({names})'}"
-    return f"{len(run):,} phases: {', '.join(list(counts)[:4])}{', ...' if len(counts) > 4 else ''}"
+    """``300 x (forward, backward)`` or, where they do not take turns, how many and the names of the first.
+
+    The last turn may be under way, and so lack its end.
+    """
+    names = [name for name, _, _ in run]
+    first = list(dict.fromkeys(names))
+    said = ", ".join(first[:4])
+    if len(names) > len(first) <= 4 and all(name == first[i % len(first)] for i, name in enumerate(names)):
+        return f"{-(-len(names) // len(first)):,} x {said if len(first) == 1 else f'({said})'}"
+    return f"{len(run):,} phases: {said}{', ...' if len(first) > 4 else ''}"
 
 
 def phase_marks(brackets: Sequence[Bracket], x: Callable[[float], float]) -> list[str]:
