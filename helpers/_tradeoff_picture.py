@@ -123,7 +123,8 @@ def _legend(with_line: bool, with_ring: bool) -> list[str]:
 
 def _label(point: Point, px: float, py: float, taken: list[_Box]) -> list[str]:
     """The name beside its point, where nothing stands yet; far from it with a line to it, if need be."""
-    words = f"{point.name} {round_bytes(point.nbytes)}" + (f", error {point.error}" if point.error else "")
+    words = f" {round_bytes(point.nbytes)}" + (f", error {point.error}" if point.error else "")
+    words = clip(point.name, _PLOT_W / 2 - text_width(words)) + words
     width = text_width(words)
     near = _RING + 3
     places = [
@@ -145,9 +146,12 @@ def _label(point: Point, px: float, py: float, taken: list[_Box]) -> list[str]:
             continue
         if not _covered(box, taken):
             break
+    else:  # no place is free: then over others, and inside
+        left, middle = min(max(px + near, _LEFT + 3), _WIDTH - 5 - width), min(max(py, _TOP + 7), _TOP + _PLOT_H - 7)
+        box = (left - 1, middle - 7, left + width + 1, middle + 7)
     taken.append(box)
     parts = []
-    if places.index((left, middle)) >= beside:
+    if (left, middle) in places[beside:]:
         near_end = left - 2 if left > px else left + width + 2
         parts.append(f'<path d="M{px:.1f} {py:.1f}L{near_end:.1f} {middle:.1f}" stroke="{INK}" stroke-width=".7"/>')
     # Letters are often narrower than the room kept for them: they stand at the end of it that is near the point.

@@ -16,6 +16,8 @@ from .display import Picture, Table, exact_bytes, round_bytes
 from .memory import MemoryTracker
 
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+_PLAIN = "nothing"  # the name of the plain step among the policies
+_AS_FAST = 1.1
 
 
 class Measured(NamedTuple):
@@ -44,7 +46,7 @@ class Tradeoff:
         budget: bytes that the peak should stay under, or None.
     """
 
-    def __init__(self, plain: Measured, rows: list[Measured], budget: int | None):
+    def __init__(self, plain: Measured, rows: list[Measured], budget: float | None):
         self.plain, self.rows, self.budget = plain, rows, budget
 
     def __getitem__(self, policy: str) -> Measured:
@@ -70,20 +72,33 @@ class Tradeoff:
         rows = sorted((self.plain, *self.rows), key=lambda r: r.step_time)
         return [r for r in rows if self.budget is None or r.peak_bytes <= self.budget]
 
-    def under(self, budget: int | None) -> Tradeoff:
+    def fastest(self, max_error: float = 0.0) -> Measured | None:
+        """The fastest within the budget whose gradient is off by at most ``max_error``, or None.
+
+        Times less than a tenth apart are taken for equal, as those of one step differ by as much from run to run. Of
+        such the one with the exacter gradient is chosen, and then the one with the smaller peak.
+        """
+        fitting = [r for r in self.within_budget if r.gradient_error <= max_error]
+        near = [r for r in fitting if not r.step_time > _AS_FAST * fitting[0].step_time]
+        return min(near, key=lambda r: (r.gradient_error, r.peak_bytes), default=None)
+
+    def under(self, budget: float | None) -> Tradeoff:
         """The same measurements with another budget, in bytes; nothing runs."""
-        return Tradeoff(self.plain, self.rows, budget)
+        return Tradeoff(self.plain, self.rows, _checked_budget(budget))
 
     @property
     def title(self) -> str:
         """The finding, in one sentence, from bytes alone: times differ from run to run."""
-        least = min(self.rows, key=lambda r: r.peak_bytes, default=self.plain)
-        if least.peak_bytes >= self.plain.peak_bytes:
-            return f"Nothing lowers this peak of {round_bytes(self.plain.peak_bytes)}"
-        return (
-            f"{least.policy} lowers the peak from {round_bytes(self.plain.peak_bytes)} to "
-            f"{round_bytes(least.peak_bytes)}"
-        )
+        peak, least = self.plain.peak_bytes, min((r.peak_bytes for r in self.rows), default=self.plain.peak_bytes)
+        if not self.within_budget:
+            return (
+                f"Nothing measured fits into {round_bytes(self.budget)}; the least is {round_bytes(min(peak, least))}"
+            )
+        if least >= peak:
+            return f"Nothing lowers this peak of {round_bytes(peak)}"
+        names = [r.policy for r in self.rows if r.peak_bytes == least]
+        said = f"{names[0]} lowers" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} lower"
+        return f"{said} the peak from {round_bytes(peak)} to {round_bytes(least)}"
 
     @property
     def table(self) -> Table:
@@ -129,25 +144,29 @@ def compare_policies(
     *,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.mse_loss,
     rounds: int = 5,
-    budget: int | None = None,
+    budget: float | None = None,
 ) -> Tradeoff:
     """Runs forward and backward under each policy and measures what it saves and what it costs.
 
     Each run starts from the same random state. Peaks are counted by `MemoryTracker` on one run; times are taken on
     others, in rounds of a plain step and one under each policy, so that the drift of a busy machine cancels, and on one
     thread of the CPU, as several wait for each other there. Each run finds parameters and buffers as they were;
-    gradients, random state and number of threads are put back at the end. On a CPU the peak is that of near memory: see
-    `offload_to_cpu`.
+    gradients, random state and number of threads are put back at the end: those of the model, the inputs and targets
+    and, where it is a module, the loss. On a CPU the peak is that of near memory: see `offload_to_cpu`.
 
     Args:
-        policies: name -> a function of model and inputs that returns what ``model(inputs)`` would.
+        inputs, targets: tensors that are no part of a graph, as every step would run backward through it.
+        policies: name -> a function of model and inputs that returns what ``model(inputs)`` would. ``"nothing"`` is the
+            name of the plain step.
         loss: of what that function returned, and targets.
-        rounds: how many steps are timed for each policy; 0 times nothing, and every ratio is NaN.
+        rounds: how many steps are timed for each policy; 0 times nothing, and their ratios are NaN.
         budget: bytes that the peak should stay under.
 
     Raises:
-        TypeError: for policies that are no mapping of names to functions, or a budget that is no number.
-        ValueError: where nothing wants a gradient, or for fewer than 0 rounds.
+        TypeError: for policies that are no mapping of names to functions, a model, inputs or targets that are none,
+            rounds that are no whole number, or a budget that is no number.
+        ValueError: where nothing wants a gradient, where inputs or targets are part of a graph, for a policy of the
+            name "nothing", for fewer than 0 rounds, or a budget that is negative or not finite.
         Whatever a policy raises.
 
     Example:
@@ -158,17 +177,29 @@ def compare_policies(
 
     Source: the idea of a frontier is Pareto's; peaks and times are this run's.
     """
-    if not isinstance(policies, Mapping) or not all(callable(p) for p in policies.values()):
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, an nn.Module, got {type(model).__name__}")
+    for name, tensor in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is one tensor, got {type(tensor).__name__}: wrap a model that takes several")
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise ValueError(f"{name} is part of a graph, through which each step would run: pass {name}.detach()")
+    if not isinstance(policies, Mapping) or not all(isinstance(n, str) and callable(p) for n, p in policies.items()):
         raise TypeError(f"policies= maps a name to a function of (model, inputs); got {policies!r}")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
-        raise TypeError(f"budget= is a number of bytes, such as 2 * 2**20, or None; got {budget!r}")
+    if _PLAIN in policies:
+        raise ValueError(f"{_PLAIN!r} is the plain step, which is measured anyway: give the policy another name")
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise TypeError(f"rounds= is how many steps are timed for each policy, a whole number; got {rounds!r}")
     if rounds < 0:
         raise ValueError(f"rounds= is how many steps are timed for each policy, 0 or more; got {rounds!r}")
-    leaves = [*model.parameters(), *([inputs] if inputs.is_leaf and inputs.requires_grad else [])]
-    if not any(leaf.requires_grad for leaf in leaves):
+    budget = _checked_budget(budget)
+    modules = [model, loss] if isinstance(loss, nn.Module) else [model]
+    wanted = [*model.parameters(), *([inputs] if inputs.requires_grad else [])]
+    if not any(leaf.requires_grad for leaf in wanted):
         raise ValueError("nothing wants a gradient here: unfreeze a parameter, or let the inputs require a gradient")
+    leaves = [*dict.fromkeys([*wanted, *(p for module in modules for p in module.parameters()), inputs, targets])]
     before = [leaf.grad for leaf in leaves]
-    kept = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    kept = [(t, t.detach().clone()) for module in modules for t in (*module.parameters(), *module.buffers())]
     state, threads = torch.get_rng_state(), torch.get_num_threads()
 
     def start_again() -> None:
@@ -192,7 +223,7 @@ def compare_policies(
         gc.collect()
         with MemoryTracker(model, inputs, targets, lines=False, groups=False) as tracker:
             step(forward)
-        return tracker.peak_bytes - tracker.start_bytes, torch.cat([_flat(p) for p in leaves if p.requires_grad])
+        return tracker.peak_bytes - tracker.start_bytes, torch.cat([_flat(p) for p in wanted if p.requires_grad])
 
     def seconds(forward: Forward) -> float:
         start_again()
@@ -226,7 +257,15 @@ def compare_policies(
         start_again()
         for leaf, gradient in zip(leaves, before):
             leaf.grad = gradient
-    return Tradeoff(Measured("nothing", plain_peak, 1.0, 0.0), rows, budget)
+    return Tradeoff(Measured(_PLAIN, plain_peak, 1.0, 0.0), rows, budget)
+
+
+def _checked_budget(budget: float | None) -> float | None:
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
+        raise TypeError(f"budget= is a number of bytes, such as 2 * 2**20, or None; got {budget!r}")
+    if budget is not None and not 0 <= budget < float("inf"):
+        raise ValueError(f"budget= is a finite number of bytes, 0 or more; got {budget!r}")
+    return budget
 
 
 def _flat(leaf: torch.Tensor) -> torch.Tensor:

@@ -200,6 +200,28 @@ def test_frontier_and_budget():
         found["files"]
 
 
+def test_the_fastest_is_exact_unless_asked_otherwise_and_noise_decides_nothing():
+    found = rows()
+    assert found.fastest().policy == "disk", "of those that fit the only exact one"
+    assert found.fastest(1e-4).policy == "disk", "1.40 is not told from the 1.30 of the one with an error"
+    assert found.fastest(1.0).policy == "tiny error", "int8 at 1.20 is not told from 1.30, which is exacter"
+    assert found.under(30 << 20).fastest().policy == "nothing"
+    assert found.under(1).fastest(1.0) is None
+    near = [Measured("a", 9 << 20, 1.44, 0.0), Measured("b", 5 << 20, 1.5, 0.0), Measured("c", 1 << 20, 1.6, 0.0)]
+    assert Tradeoff(found.plain, near, 12 << 20).fastest().policy == "b", "as fast as a, and smaller; c is slower"
+    untimed = [row._replace(step_time=float("nan")) for row in near]
+    assert Tradeoff(found.plain, untimed, 12 << 20).fastest().policy == "c"
+
+
+def test_the_title_names_all_that_reach_the_least_and_says_when_nothing_fits():
+    found = rows()
+    alike = [Measured("CPU", 5 << 20, 1.6, 0.0), *found.rows]
+    assert Tradeoff(found.plain, alike, None).title == "CPU and disk lower the peak from 24.00 MiB to 5.00 MiB"
+    alike.append(Measured("far", 5 << 20, 1.6, 0.0))
+    assert Tradeoff(found.plain, alike, None).title == "CPU, disk and far lower the peak from 24.00 MiB to 5.00 MiB"
+    assert found.under(4 << 20).title == "Nothing measured fits into 4.00 MiB; the least is 5.00 MiB"
+
+
 def test_words_say_what_the_picture_shows():
     found = rows()
     assert repr(found).splitlines() == [
@@ -283,6 +305,13 @@ def test_no_label_lies_on_the_frontier_the_budget_or_another_point():
     assert "frontier: for these" in svg and "frontier" not in tradeoff_svg(points, stairs[:1], title="one")
 
 
+def test_long_names_stay_inside():
+    names = ["policy " * n for n in (3, 12, 40)]
+    points = [Point(name, 1 + n / 50, (20 << 20) + n, "1%", True) for name in names for n in range(4)]
+    for left, top, right, bottom in boxes(tradeoff_svg(points, [], title="long")):
+        assert 0 <= left < right <= 700 and 0 <= top < bottom <= 420
+
+
 def test_odd_numbers_still_give_a_picture():
     for points in ([], [Point("alone", float("nan"), 0, "", True)], [Point("<&>", 1.0, 1 << 40, "", False)]):
         ET.fromstring(tradeoff_svg(points, [], title="odd", budget=0))
@@ -290,6 +319,57 @@ def test_odd_numbers_still_give_a_picture():
 
 def test_what_is_no_mapping_of_functions_is_refused(work):
     model, x, y = work
-    for wrong in ([to_disk], {"disk": offload_to_disk()}):
+    for wrong in ([to_disk], {"disk": offload_to_disk()}, {1: to_disk}):
         with pytest.raises(TypeError, match="maps a name to a function of"):
             compare_policies(model, x, y, wrong)
+    with pytest.raises(ValueError, match="'nothing' is the plain step"):
+        compare_policies(model, x, y, {"nothing": to_disk})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"model": None}, TypeError, "expected a model, an nn.Module, got NoneType"),
+        ({"inputs": (1, 2)}, TypeError, "inputs is one tensor, got tuple"),
+        ({"targets": None}, TypeError, "targets is one tensor, got NoneType"),
+        ({"rounds": 1.5}, TypeError, "a whole number; got 1.5"),
+        ({"rounds": "5"}, TypeError, "a whole number; got '5'"),
+        ({"rounds": True}, TypeError, "a whole number; got True"),
+        ({"budget": float("inf")}, ValueError, "a finite number of bytes, 0 or more; got inf"),
+        ({"budget": float("nan")}, ValueError, "a finite number of bytes, 0 or more; got nan"),
+        ({"budget": -1}, ValueError, "a finite number of bytes, 0 or more; got -1"),
+        ({"budget": "1"}, TypeError, "a number of bytes"),
+    ],
+)
+def test_wrong_arguments_are_told(work, wrong, error, words):
+    model, x, y = work
+    arguments = {"model": model, "inputs": x, "targets": y, "policies": {}, "rounds": 0} | wrong
+    with pytest.raises(error, match=re.escape(words)):
+        compare_policies(**arguments)
+    if "budget" in wrong:
+        with pytest.raises(error, match=re.escape(words)):
+            rows().under(wrong["budget"])
+
+
+def test_what_is_part_of_a_graph_is_refused_and_no_gradient_stays(work):
+    model, x, y = work
+    base = torch.ones(4096, 16, requires_grad=True)
+    for name, arguments in {"inputs": (base + 0, y), "targets": (x, base + 0)}.items():
+        with pytest.raises(ValueError, match=rf"pass {name}.detach\(\)"):
+            compare_policies(model, *arguments, {"disk": to_disk}, rounds=0)
+    assert base.grad is None
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, out, targets):
+            return (self.scale * (out - targets)).square().mean()
+
+    loss, wish = Scaled(), torch.zeros(4096, 16, requires_grad=True)
+    loss.scale.grad = held = torch.ones(())
+    found = compare_policies(model, base, wish, {"disk": to_disk}, loss=loss, rounds=1)
+    assert found["disk"].gradient_error == 0
+    assert base.grad is None and wish.grad is None and loss.scale.grad is held
+    assert all(p.grad is None for p in model.parameters())
