@@ -11,7 +11,7 @@ from typing import Any
 from ._finding import comparison, finding, nested
 from ._memory_phases import Bracket
 from ._memory_picture import Curve, Marker, memory_svg
-from ._timeline import Replay, line_at, op_name, place
+from ._timeline import FREE, Log, Replay, line_at, op_name, place
 from .display import LiveOutput, Picture, exact_bytes, in_xml, round_bytes
 from .memory import MemoryTracker
 
@@ -127,7 +127,8 @@ class LiveMemoryPlot:
     """Draws a running `MemoryTracker` under the cell, about ten times a second, and leaves a finished picture.
 
     Frames are drawn by the work itself, between two operators, never by another thread, so they also move where a
-    thread's drawings are not shown (Colab), and a frame never tells of a moment that was not. Interrupting the kernel
+    thread's drawings are not shown (Colab), and a frame never tells of a moment that was not. What is freed shows with
+    the next memory that is taken, or where a phase begins or ends. Interrupting the kernel
     leaves the picture of what had run; an exception of yours passes through. A frame that cannot be drawn is the last
     one: your work goes on, and a warning tells of it after the block.
 
@@ -171,6 +172,7 @@ class LiveMemoryPlot:
         self._ended: Counter[str] = Counter()  # how many phases of each name have ended, of those seen so far
         self._outer: list[tuple[int, Bracket]] = []  # the outermost of these, each with its first event
         self._due = self._took = 0.0  # when the next frame is due, and how long the last one took
+        self._owed = False  # a frame was due when something was freed
         self._previous: Callable[[], None] | None = None
 
     @property
@@ -188,6 +190,7 @@ class LiveMemoryPlot:
         try:
             self._curve, self._replay = _begun(self.tracker), self.tracker._following()
             self.tracker._followers.append(self._catch_up)
+            self.tracker._at_borders.append(self._border)
             self._frame()
         except BaseException:
             self._let_go()
@@ -212,19 +215,33 @@ class LiveMemoryPlot:
 
     def _let_go(self) -> None:
         self._due = float("inf")
-        if self._catch_up in self.tracker._followers:
-            self.tracker._followers.remove(self._catch_up)
-        if self.tracker.listener == self._event:  # else another hangs over this one, and still calls it
-            self.tracker.listener = self._previous
+        tracker = self.tracker
+        for told, mine in ((tracker._followers, self._catch_up), (tracker._at_borders, self._border)):
+            if mine in told:
+                told.remove(mine)
+        if tracker.listener == self._event:  # else another hangs over this one, and still calls it
+            tracker.listener = self._previous
 
     def _event(self) -> None:
         if self._previous is not None:
             self._previous()
         if time.monotonic() >= self._due:
-            try:
-                self._frame()
-            except Exception as error:  # the work that is measured is not to fail by its picture
-                self.error, self._due = error, float("inf")
+            if self.tracker._log.flat[-Log._WIDTH] is FREE:
+                # Python calls on a free from where an exception cannot get out: an interrupt would be lost in a frame.
+                self._owed = True
+            else:
+                self._draw()
+
+    def _border(self) -> None:
+        if self._owed and time.monotonic() >= self._due:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._owed = False
+        try:
+            self._frame()
+        except Exception as error:  # the work that is measured is not to fail by its picture
+            self.error, self._due = error, float("inf")
 
     def _catch_up(self) -> Replay:
         """Reads what has come; also asked for before a long log is thinned."""

@@ -88,6 +88,7 @@ class MemoryTracker(Recall, TorchDispatchMode):
         self._roles: Roles | None = Roles(self, lines, groups)
         self._marks = self._roles.marks
         self._state = "new"
+        self._at_borders: list[Callable[[], None]] = []  # live pictures, which draw here what they owe from a free
         self.track(*tracked)
 
     def track(self, *things: Any) -> MemoryTracker:
@@ -186,6 +187,7 @@ class MemoryTracker(Recall, TorchDispatchMode):
         self._phases_open.append(entry)
         self._phase = name
         try:
+            self._tell_border()
             yield
         finally:
             self._settle()
@@ -198,6 +200,11 @@ class MemoryTracker(Recall, TorchDispatchMode):
                 operators = self._log[first][1] if entry[2] is None else entry[2], self._log[last - 1][1]
             self._spans.append(operators)
             self.phases.append((name, first - self._start, last - self._start))
+        self._tell_border()
+
+    def _tell_border(self) -> None:
+        for tell in list(self._at_borders):
+            tell()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -573,11 +573,13 @@ def test_a_frame_tells_what_is_now(clock, shown):
             y = torch.zeros(3 * KIB, dtype=torch.uint8)
         clock.now += 1
         del y
+        with tracker.phase("after"):
+            pass
     said = [bundle["text/plain"] for bundle in shown]
     assert said[:3] == [
         "Operator 0: now 2.00 KiB; start 2.00 KiB, peak 2.00 KiB so far",
         "Operator 1: now 5.00 KiB in making; start 2.00 KiB, peak 5.00 KiB so far",
-        "Operator 1: now 2.00 KiB; start 2.00 KiB, peak 5.00 KiB so far",
+        "Operator 1: now 2.00 KiB in after; start 2.00 KiB, peak 5.00 KiB so far",
     ]
     for bundle in shown[:-1]:
         svg = bundle["text/html"]
@@ -585,6 +587,24 @@ def test_a_frame_tells_what_is_now(clock, shown):
         Drawn(svg).check()
     assert "<img alt=" in shown[-1]["text/html"], "the last is the picture that an untrusted file shows"
     assert said[-1] == draw_memory(tracker).alt
+
+
+def test_no_frame_is_drawn_while_something_is_freed(clock):
+    """Nothing can be raised from there, so an interrupt that comes while the frame is drawn would be lost."""
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        a, b = torch.zeros(KIB), torch.zeros(KIB)
+        clock.now += 1
+        del a
+        frames = [plot.frames]
+        c = torch.zeros(KIB)
+        frames.append(plot.frames)
+        clock.now += 1
+        del b
+        frames.append(plot.frames)
+        with tracker.phase("one"):
+            frames.append(plot.frames)
+    assert frames == [1, 2, 2, 3], "one at the start, and what a free owes with the next memory or phase"
+    del c
 
 
 def test_a_frame_reads_out_operator_bytes_peak_and_phase_each_at_its_place(clock, shown):
