@@ -41,7 +41,8 @@ def playground(
 
     Raises:
         TypeError: ``body`` or ``show`` cannot be called, or a control is of another kind.
-        ValueError: there is no control, a default lies outside its range, or a list has fewer than two choices.
+        ValueError: there is no control, a default lies outside its range, or a list has fewer than two choices, None
+            as one, or two that are equal (0 and False are) or read the same: the control could not tell them apart.
         Whatever ``body`` raises with the defaults.
 
     Example:
@@ -220,7 +221,7 @@ class _Slider:
 
 class _Choices:
     def __init__(self, choices: list):
-        self.choices, self.default, self.ends = choices, choices[0], tuple(choices)
+        self.choices, self.default, self.ends = list(choices), choices[0], tuple(choices)
 
     def has(self, value: Any) -> bool:
         return any(value == choice and type(value) is type(choice) for choice in self.choices)
@@ -239,10 +240,30 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _check_choices(name: str, choices: list) -> None:
+    """A `Dropdown` finds its choice by ==: of two that are equal it would show the one and run the other."""
+    instead = "pass strings, say, and let body look up what each stands for"
+    for i, choice in enumerate(choices):
+        if choice is None:
+            raise ValueError(
+                f"{name}: None cannot be a choice, since to the control it is that nothing is chosen; {instead}"
+            )
+        try:
+            itself, twins = bool(choice == choice), [other for other in choices[:i] if choice == other]
+        except Exception:  # a tensor of several elements is neither true nor false
+            itself, twins = False, []
+        if not itself:  # NaN neither
+            raise ValueError(f"{name}: {choice!r} cannot be a choice, since == does not find it again; {instead}")
+        twins += [other for other in choices[:i] if str(choice) == str(other)]
+        if twins:
+            raise ValueError(f"{name}: the choices {twins[0]!r} and {choice!r} are equal or read the same; {instead}")
+
+
 def _read(name: str, given: Any) -> _Slider | _Choices:
     if isinstance(given, list):
         if len(given) < 2:
             raise ValueError(f"{name}: a list of choices has at least two, got {given!r}")
+        _check_choices(name, given)
         return _Choices(given)
     if isinstance(given, tuple) and len(given) in (3, 4) and all(map(_whole, given)):
         slider = _Slider(*given)

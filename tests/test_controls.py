@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from helpers import Table
 from helpers.controls import playground
@@ -61,11 +62,22 @@ def test_moving_a_control_is_setting_it(play):
 
 
 def test_controls_are_those_of_the_ranges():
-    play = playground(lambda n, m, c: 0, n=(1, 3, 9), m=(0, 32, 64, 16), c=[None, 0, False])
+    play = playground(lambda n, m, c: 0, n=(1, 3, 9), m=(0, 32, 64, 16), c=["all", 0, True])
     n, m, c = (play.widgets[name] for name in ("n", "m", "c"))
     assert (n.min, n.value, n.max, n.step, n.continuous_update) == (1, 3, 9, 1, False)
     assert (m.min, m.value, m.max, m.step) == (0, 32, 64, 16)
-    assert isinstance(c, widgets.Dropdown) and [value for _, value in c.options] == [None, 0, False]
+    assert isinstance(c, widgets.Dropdown) and [value for _, value in c.options] == ["all", 0, True]
+
+
+def test_every_choice_is_what_its_place_in_the_list_says():
+    given = [torch.float32, torch.float64, 0, True, "0 to 1"]
+    play = playground(lambda c: repr(c), c=given)
+    given.clear()
+    for place, choice in enumerate([torch.float64, 0, True, "0 to 1"], 1):
+        play.widgets["c"].index = place  # as by hand
+        assert play.result == repr(choice) == repr(play.values["c"]) and str(choice) == play.widgets["c"].label
+        assert play.set(c=torch.float32).widgets["c"].index == 0
+        assert play.set(c=choice).widgets["c"].index == place
 
 
 def test_settings_are_default_least_and_greatest(play):
@@ -125,6 +137,13 @@ def test_in_a_notebook_the_controls_come_first(play, monkeypatch):
         ({"n": (0, 4, 9, 2)}, ValueError, "do not fit each other"),
         ({"n": (0, 4, 9, 0)}, ValueError, "do not fit each other"),
         ({"n": ["a"]}, ValueError, "has at least two"),
+        ({"n": [0, 1, False]}, ValueError, "n: the choices 0 and False are equal or read the same; pass strings"),
+        ({"n": [1, True]}, ValueError, "the choices 1 and True are equal"),
+        ({"n": [1, 2, 1]}, ValueError, "the choices 1 and 1 are equal"),
+        ({"n": ["1", 1]}, ValueError, "the choices '1' and 1 are equal or read the same"),
+        ({"n": [None, 1]}, ValueError, "None cannot be a choice"),
+        ({"n": [1.0, float("nan")]}, ValueError, "nan cannot be a choice, since == does not find it again"),
+        ({"n": ["a", torch.zeros(2)]}, ValueError, "cannot be a choice, since == does not find it again"),
     ],
 )
 def test_controls_that_are_none_are_refused(given, error, words):
