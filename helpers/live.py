@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import Counter
@@ -173,6 +174,7 @@ class LiveMemoryPlot:
         self._outer: list[tuple[int, Bracket]] = []  # the outermost of these, each with its first event
         self._due = self._took = 0.0  # when the next frame is due, and how long the last one took
         self._owed = False  # a frame was due when something was freed
+        self._thread: int | None = None  # the thread that entered, and draws
         self._previous: Callable[[], None] | None = None
 
     @property
@@ -186,6 +188,7 @@ class LiveMemoryPlot:
                 f"this MemoryTracker {state}. Enter tracker and plot together: "
                 "with MemoryTracker(...) as tracker, LiveMemoryPlot(tracker): ..."
             )
+        self._thread = threading.get_ident()
         self._previous, self.tracker.listener = self.tracker.listener, self._event
         try:
             self._curve, self._replay = _begun(self.tracker), self.tracker._following()
@@ -237,6 +240,8 @@ class LiveMemoryPlot:
             self._draw()
 
     def _draw(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._owed = False
         try:
             self._frame()

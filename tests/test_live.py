@@ -8,6 +8,7 @@ from __future__ import annotations
 import doctest
 import gc
 import re
+import threading
 import weakref
 import xml.etree.ElementTree as ET
 from itertools import pairwise
@@ -605,6 +606,18 @@ def test_no_frame_is_drawn_while_something_is_freed(clock):
             frames.append(plot.frames)
     assert frames == [1, 2, 2, 3], "one at the start, and what a free owes with the next memory or phase"
     del c
+
+
+def test_no_frame_is_drawn_by_another_thread(clock):
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        storage = torch.zeros(KIB).untyped_storage()
+        clock.now += 1
+        other = threading.Thread(target=lambda: storage.resize_(8 * KIB))  # an event that is no free
+        other.start()
+        other.join()
+        assert (tracker.timeline[-1].live_bytes, plot.frames) == (8 * KIB, 1)
+        storage.resize_(16 * KIB)
+        assert plot.frames == 2, "the control: the thread that entered draws"
 
 
 def test_a_frame_reads_out_operator_bytes_peak_and_phase_each_at_its_place(clock, shown):
