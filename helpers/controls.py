@@ -13,6 +13,7 @@ from typing import Any
 
 from ._byte_bars import draw_bytes as draw_bytes
 from ._predict_card import shown
+from ._properties import message_of
 from .display import MAX_WIDTH, in_notebook
 from .exercises import WIDGET_VIEW
 
@@ -78,7 +79,8 @@ class Playground:
         self.ranges = {name: _read(name, given) for name, given in controls.items()}
         self.values = {name: kind.default for name, kind in self.ranges.items()}
         self.result = self.before = self.picture = None
-        self.error = ""
+        self.error = self._said = self._shown = ""
+        self._running = False
         self._widgets: dict[str, Any] | None = None
         self._box: Any = None
         self._run()
@@ -88,8 +90,11 @@ class Playground:
 
         Raises:
             ValueError: for a name that is no control, or a value that it cannot have.
+            RuntimeError: if the body calls it while it runs.
             Whatever the body raises; under a control it is shown instead.
         """
+        if self._running:
+            raise RuntimeError("set was called by the body it would run: a body takes its values and moves no control")
         for name, value in values.items():
             if name not in self.ranges:
                 raise ValueError(f"there is no control {name!r}; there are {', '.join(self.ranges)}")
@@ -112,16 +117,23 @@ class Playground:
                     yield defaults | {name: value}
 
     def _run(self) -> None:
-        self.error = ""
+        self.error, self._running = "", True
         before, self.result = self.result if self.result is not None else self.before, None
         self.before = before
         try:
             result = self.body(**self.values)
             self.picture = self.show(result, before)
+            # Here, and not when they are asked for: what cannot be shown stops the run like all else that goes wrong.
+            parts = self.picture if isinstance(self.picture, list) else [self.picture]
+            self._said = "\n".join(map(str, parts))
+            self._shown = "".join(shown(part) or f"<p>{html.escape(str(part))}</p>" for part in parts)
             self.result = result
         except BaseException as error:
-            self.error = f"{type(error).__name__}: {error}"
+            message = message_of(error)
+            self.error = f"{type(error).__name__}: {message}" if message else type(error).__name__
             raise
+        finally:
+            self._running = False
 
     @property
     def title(self) -> str:
@@ -133,15 +145,10 @@ class Playground:
         """What the controls led to, without the controls."""
         if self.error:
             return f"<p>{html.escape(self.title)}: it stopped with {html.escape(self.error)}</p>"
-        return "".join(shown(part) or f"<p>{html.escape(str(part))}</p>" for part in self._parts)
-
-    @property
-    def _parts(self) -> list[Any]:
-        return self.picture if isinstance(self.picture, list) else [self.picture]
+        return self._shown
 
     def __repr__(self) -> str:
-        said = f"stopped with {self.error}" if self.error else "\n".join(map(str, self._parts))
-        return f"{self.title}\n{said}"
+        return f"{self.title}\n{f'stopped with {self.error}' if self.error else self._said}"
 
     @property
     def widgets(self) -> dict[str, Any]:
@@ -169,10 +176,12 @@ class Playground:
         return self._box
 
     def _moved(self, name: str, value: Any) -> None:
-        if self.values[name] == value and type(self.values[name]) is type(value):
+        # Moved by the body while it runs: `_refresh` puts it back, so that it stands at what the result belongs to.
+        if self._running or (self.values[name] == value and type(self.values[name]) is type(value)):
             return
         self.values[name] = value
-        with suppress(Exception, KeyboardInterrupt):  # nobody sees what a callback raises; the output says it
+        # Nobody sees what a callback raises, and sys.exit() would end the kernel; the output says it.
+        with suppress(BaseException):
             self._run()
         self._refresh()
 

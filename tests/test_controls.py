@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -107,6 +109,59 @@ def test_an_error_under_a_control_is_shown_and_the_next_run_goes_on():
     assert "stopped" in play.widgets[""].value
     with pytest.raises(ZeroDivisionError):
         playground(body, n=(0, 0, 9))
+
+
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        (Mute, RuntimeError, "RuntimeError: no words"),  # what is to be shown
+        (lambda: raises(MuteError()), MuteError, "MuteError"),
+        (lambda: sys.exit(3), SystemExit, "SystemExit: 3"),  # it would end the kernel
+        (lambda: raises(KeyboardInterrupt), KeyboardInterrupt, "KeyboardInterrupt"),
+    ],
+)
+def test_whatever_goes_wrong_is_shown_instead_of_the_picture_before(wrong, error, told):
+    play = playground(lambda n: wrong() if n == 2 else "fine", n=(0, 1, 3))
+    assert "fine" in play.widgets[""].value
+    play.widgets["n"].value = 2
+    assert (play.error, play.result, play.title) == (told, None, "n = 2")
+    assert f"<p>n = 2: it stopped with {told}</p>" in play.widgets[""].value
+    assert repr(play) == f"n = 2\nstopped with {told}"
+    assert "fine" in play.set(n=3).widgets[""].value and play.error == ""
+    with pytest.raises(error):
+        play.set(n=2)
+    assert f"stopped with {told}" in play.widgets[""].value
+
+
+def test_a_body_that_moves_its_own_control_does_not_change_what_its_result_belongs_to():
+    def body(n):
+        if n == 5:
+            play.widgets["n"].value = 7
+        if n == 6:
+            play.set(n=7)
+        return n
+
+    play = playground(body, n=(1, 3, 9))
+    play.widgets["n"].value = 5
+    assert (play.result, play.title, play.widgets["n"].value) == (5, "n = 5", 5)
+    assert "<p>5</p>" in play.widgets[""].value
+    play.widgets["n"].value = 6
+    assert play.title == "n = 6" and play.error.startswith("RuntimeError: set was called by the body it would run")
+    assert play.set(n=4).result == 4
 
 
 def test_static_html_says_what_to_do(play):
