@@ -147,7 +147,7 @@ class LiveMemoryPlot:
 
     Raises:
         TypeError: if ``tracker`` or ``before`` is no `MemoryTracker`, or ``title`` no string.
-        RuntimeError: at the start of the block, if the tracker does not run.
+        RuntimeError: at the start of the block, if the tracker does not run or the plot has been entered before.
 
     Example:
         >>> import torch
@@ -188,6 +188,11 @@ class LiveMemoryPlot:
                 f"this MemoryTracker {state}. Enter tracker and plot together: "
                 "with MemoryTracker(...) as tracker, LiveMemoryPlot(tracker): ..."
             )
+        if self._thread is not None:
+            raise RuntimeError(
+                "this LiveMemoryPlot has been entered before: make a new one for each block, several may draw one "
+                "tracker: with LiveMemoryPlot(tracker): ..."
+            )
         self._thread = threading.get_ident()
         self._previous, self.tracker.listener = self.tracker.listener, self._event
         try:
@@ -197,6 +202,7 @@ class LiveMemoryPlot:
             self._frame()
         except BaseException:
             self._let_go()
+            self._thread = None
             raise
         return self
 
@@ -222,8 +228,16 @@ class LiveMemoryPlot:
         for told, mine in ((tracker._followers, self._catch_up), (tracker._at_borders, self._border)):
             if mine in told:
                 told.remove(mine)
-        if tracker.listener == self._event:  # else another hangs over this one, and still calls it
+        if tracker.listener == self._event:
             tracker.listener = self._previous
+            return
+        # Another hangs over this one: a plot takes it out of its chain, anything else goes on calling it.
+        plot = getattr(tracker.listener, "__self__", None)
+        while isinstance(plot, LiveMemoryPlot):
+            if plot._previous == self._event:
+                plot._previous = self._previous
+                return
+            plot = getattr(plot._previous, "__self__", None)
 
     def _event(self) -> None:
         if self._previous is not None:

@@ -859,6 +859,37 @@ def test_plots_may_overlap_without_nesting(clock):
         kept = torch.zeros(KIB)
         second.__exit__(None, None, None)
     assert (first.frames, second.frames) == (1, 2)
+    assert tracker.listener is None, "the first, which left before, does not come back"
+    del kept
+
+
+def test_the_middle_one_of_three_plots_may_leave_first(clock):
+    called = []
+    with MemoryTracker() as tracker:
+        tracker.listener = mine = lambda: called.append(tracker.live_bytes)
+        first, second, third = (LiveMemoryPlot(tracker).__enter__() for _ in range(3))
+        second.__exit__(None, None, None)
+        clock.now += 1
+        kept = torch.zeros(KIB)
+        first.__exit__(None, None, None)
+        third.__exit__(None, None, None)
+        assert tracker.listener is mine
+    assert (called, first.frames, second.frames, third.frames) == ([4 * KIB], 2, 1, 2)
+    del kept
+
+
+def test_a_plot_serves_one_block():
+    with MemoryTracker() as tracker, LiveMemoryPlot(tracker) as plot:
+        with pytest.raises(RuntimeError, match="entered before: make a new one for each block"), plot:
+            pass
+        kept = torch.zeros(KIB)
+    assert "peak 4.00 KiB" in plot.picture.alt, "the outer block went on"
+    with MemoryTracker() as tracker:
+        with LiveMemoryPlot(tracker) as plot:
+            pass
+        with pytest.raises(RuntimeError, match="entered before"), plot:
+            pass
+        assert tracker.listener is None
     del kept
 
 
