@@ -139,6 +139,7 @@ def explore_memory(tracker: MemoryTracker) -> Explorer:
     if not events:
         raise ValueError("nothing was allocated or freed in this run: there is no moment to look at")
     curve, brackets, peak, marker = curve_of(tracker), brackets_of(tracker), tracker.peak, marker_of(tracker)
+    most = round_bytes(tracker.peak_bytes)  # now: the tracker may run on
 
     def show(now: Moment, before: Moment | None) -> _View:
         event = now.event
@@ -146,7 +147,7 @@ def explore_memory(tracker: MemoryTracker) -> Explorer:
         svg = memory_svg(
             curve,
             title=in_xml(f"Event {now.number:,}: {change} by {event.op or 'no operator'}"),
-            figures=f"at the line {round_bytes(event.live_bytes)},  peak {round_bytes(tracker.peak_bytes)}",
+            figures=f"at the line {round_bytes(event.live_bytes)},  peak {most}",
             brackets=brackets,
             peak=marker,
             cursor=(event.operator, event.live_bytes),

@@ -142,6 +142,17 @@ def test_a_long_run_says_what_it_no_longer_knows():
     del held
 
 
+def test_what_comes_after_it_was_made_is_not_looked_at():
+    with MemoryTracker() as tracker:
+        early = torch.zeros(1024)
+        explorer = explore_memory(tracker)
+        late = torch.zeros(2**20)
+        picture = explorer.set(event=0).picture.picture
+    assert "at the line 4.00 KiB,  peak 4.00 KiB" in picture.svg and "MiB" not in picture.svg
+    assert "peak 4.00 MiB" in explore_memory(tracker).picture.picture.svg, "the control"
+    del early, late
+
+
 def test_words_of_the_reader_cannot_become_markup():
     with MemoryTracker() as tracker, tracker.phase("<b>&"):
         held = torch.zeros(4)
