@@ -103,6 +103,7 @@ def memory_svg(
     before: Curve | None = None,
     readout: Sequence[str] = (),
     cursor: tuple[int, int] | None = None,
+    operators: int = 0,
 ) -> str:
     """Returns the picture as one ``<svg>``, `WIDTH` by `HEIGHT` px.
 
@@ -112,8 +113,10 @@ def memory_svg(
         before: the curve of an earlier run, drawn as an outline.
         readout: in place of the title what is now; each word has its place, so nothing jumps when figures change.
         cursor: (operator, live bytes) of the moment that is spoken of.
+        operators: how far the axis reaches at least; many may have run since the last that changed the memory.
     """
-    last = max([p[0] for c in (curve, before) if c for p in c.points] + [1])
+    ran = max([p[0] for c in (curve, before) if c for p in c.points] + [operators])
+    last = max(ran, 1)
     lead = max(1.0, last * 0.03)  # room at the left, where only what existed before is to be seen
     top = max([c.top for c in (curve, before) if c] + [r for _, _, r in curve.device_lines] + [1]) * 1.12
 
@@ -142,7 +145,7 @@ def memory_svg(
         parts.append(
             f'<path d="M{x(peak.operator):.1f} 48V{y(peak.nbytes):.1f}" stroke="{INK}" stroke-dasharray="2 2"/>'
         )
-    parts += phase_marks(brackets, x)
+    parts += phase_marks(brackets, lambda operator: x(min(operator, last)))
     present = [g for number, g in enumerate(GROUPS) if any(values[number] for _, values in columns)]
     # From the top down, each to the floor and the next one over it: half the page that bands with floors would take.
     levels = _levels(columns, y)
@@ -167,7 +170,7 @@ def memory_svg(
         parts += _cursor(x(cursor[0]), y(cursor[1]))
     parts += _legend(present)
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">{_escape(clip(figures, WIDTH - LEFT - 20))}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {last:,}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {ran:,}</text>')
     return "".join(parts) + "</svg>"
 
 

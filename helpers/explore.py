@@ -139,7 +139,7 @@ def explore_memory(tracker: MemoryTracker) -> Explorer:
     if not events:
         raise ValueError("nothing was allocated or freed in this run: there is no moment to look at")
     curve, brackets, peak, marker = curve_of(tracker), brackets_of(tracker), tracker.peak, marker_of(tracker)
-    most = round_bytes(tracker.peak_bytes)  # now: the tracker may run on
+    most, operators = round_bytes(tracker.peak_bytes), tracker.operators  # now: the tracker may run on
 
     def show(now: Moment, before: Moment | None) -> _View:
         event = now.event
@@ -151,6 +151,7 @@ def explore_memory(tracker: MemoryTracker) -> Explorer:
             brackets=brackets,
             peak=marker,
             cursor=(event.operator, event.live_bytes),
+            operators=operators,
         )
         words = f"Live memory of {now.count:,} events, with a line at event {now.number:,}"
         return _View(now, Picture(svg, alt=f"{words}: {exact_bytes(event.live_bytes)} of {exact_bytes(curve.top)}"))

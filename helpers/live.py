@@ -91,7 +91,10 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
     figures += _thinned(tracker)
     marker = marker_of(tracker)
     brackets = brackets_of(tracker)
-    svg = memory_svg(curve, title=heading, figures=figures, brackets=brackets, peak=marker, before=old)
+    operators = max(run.operators for run in (tracker, before) if run is not None)
+    svg = memory_svg(
+        curve, title=heading, figures=figures, brackets=brackets, peak=marker, before=old, operators=operators
+    )
     return Picture(svg, alt=in_xml(_in_words(tracker, heading, figures, marker)), data={"curve": curve, "peak": peak})
 
 
@@ -280,6 +283,7 @@ class LiveMemoryPlot:
             figures=figures,
             brackets=brackets,
             peak=marker_of(tracker, "peak so far"),
+            operators=tracker.operators,
             readout=(f"operator {tracker.operators:,}", f"now {now}", f"peak {peak}", phase),
         )
         words = f"Operator {tracker.operators:,}: now {now}{f' {phase}' if phase else ''}"

@@ -21,6 +21,7 @@ from wcag import contrast
 from helpers import display, live
 from helpers._memory_picture import HEIGHT, LEFT, WIDTH, Bracket, Curve, Marker, memory_svg
 from helpers.display import GROUPS, round_bytes, text_width
+from helpers.explore import explore_memory
 from helpers.live import LiveMemoryPlot, brackets_of, comparison, curve_of, draw_memory, finding
 from helpers.memory import MemoryTracker
 
@@ -289,10 +290,36 @@ def test_axis_does_not_say_that_the_shorter_run_ran_as_long_as_the_longer():
     assert "over 5 operators:" in draw_memory(longer).alt
 
 
+def test_axis_reaches_the_operators_that_changed_no_memory(clock, shown):
+    with MemoryTracker() as tracker, tracker.phase("writing"):
+        x = torch.zeros(KIB)
+        for _ in range(1000):
+            x.add_(1)
+        with LiveMemoryPlot(tracker):
+            pass
+    picture = draw_memory(tracker)
+    assert "over 1,001 operators:" in picture.alt
+    assert "operators 0 to 1,001" in Drawn(picture.svg).words
+    assert "operators 0 to 1,001" in Drawn(explore_memory(tracker).picture.picture.svg).words
+    frame = Drawn(shown[0]["text/html"])
+    assert "operators 0 to 1,001" in frame.words and "writing" in frame.words
+    [bracket] = [e.get("d") for e in frame.root.iter(f"{NS}path") if e.get("stroke") == "#555"]
+    assert float(re.search(r"H([\d.]+)v", bracket)[1]) == WIDTH - 14 - 1, "the phase ends where the plot does"
+
+
+def test_a_bracket_stays_within_the_plot():
+    curve = Curve()
+    curve.add(5, dict.fromkeys(GROUPS, 1))
+    drawn = Drawn(memory_svg(curve, title="t", figures="f", brackets=[Bracket("far", 1, 9000)]))
+    [bracket] = [e.get("d") for e in drawn.root.iter(f"{NS}path") if e.get("stroke") == "#555"]
+    assert float(re.search(r"H([\d.]+)v", bracket)[1]) == WIDTH - 14 - 1
+
+
 def test_alt_text_of_an_empty_run():
     with MemoryTracker() as tracker:
         pass
     picture = draw_memory(tracker)
+    assert "over 0 operators:" in picture.alt and "operators 0 to 0" in Drawn(picture.svg).words
     assert picture.alt.endswith("Alive at the peak: nothing.")
     Drawn(picture.svg).check()
 
