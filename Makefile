@@ -14,9 +14,10 @@ COLAB := .venv-colab
 COLAB_PIP := $(COLAB)/bin/python -m pip install --constraint $(COLAB)/others.txt
 COLAB_READY := $(COLAB)/tensor-lab-ready
 
-# Signatures, connection files and history stay inside the checkout, and a start-up file of the reader's own IPython
-# cannot change what a chapter shows.
-JUPYTER := JUPYTER_DATA_DIR="$$PWD/$(VENV)/share/jupyter" IPYTHONDIR="$$PWD/$(VENV)/share/ipython"
+# Signatures, connection files, open tabs and history stay inside the checkout: tabs that the reader has open elsewhere are
+# not opened here, and a start-up file of the reader's own IPython cannot change what a chapter shows.
+JUPYTER := JUPYTER_DATA_DIR="$$PWD/$(VENV)/share/jupyter" IPYTHONDIR="$$PWD/$(VENV)/share/ipython" \
+  JUPYTERLAB_WORKSPACES_DIR="$$PWD/$(VENV)/share/jupyter/lab/workspaces"
 # Pictures of graphs must not depend on the version of the machine's `dot` where they are compared.
 RENDERER := TENSOR_LAB_RENDERER=graphviz-pure
 # Two workers, each with a thread for every core, would spend their time waiting for each other.
@@ -26,9 +27,11 @@ ALONE := OMP_NUM_THREADS=1
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-# What JupyterLab starts with in this environment; the reader's own settings still win.
+# What JupyterLab starts with in this environment; the reader's own settings still win. Controls are saved with a chapter:
+# else who comes back to it finds "Error displaying widget" where a question was.
 define LAB_DEFAULTS
 {
+  "@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": true},
   "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},
   "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}
 }

@@ -39,11 +39,9 @@ PICTURE = re.compile(r"<img\b")
 # No argument of ipywidgets 8 gives the handle of a slider a name.
 SLIDER = 'aria-input-field-name: <div class="noUi-handle'
 
-# Nothing is fetched from elsewhere, and every cell is in the page, not only those in sight.
-SETTINGS = {
-    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
-}
+# What `make lab` sets, so that nothing is fetched from elsewhere; and every cell is in the page, not only those in sight.
+_DEFAULTS = re.search(r"^define LAB_DEFAULTS\n(.*?)^endef", (ROOT / "Makefile").read_text("utf-8"), re.M | re.S)[1]
+SETTINGS = json.loads(_DEFAULTS) | {"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}
 
 
 class Deadline:
@@ -86,7 +84,7 @@ def lab(chromium, deadline, tmp_path_factory) -> Iterator[Lab]:
     for name in CHAPTERS:
         shutil.copy(ROOT / "notebooks" / name, folder / "untrusted")
     for name, setting in SETTINGS.items():
-        file = home / "settings" / f"{name}.jupyterlab-settings"
+        file = home / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(setting))
 
@@ -414,6 +412,23 @@ def test_saved_file_keeps_the_pictures(chapter):
     assert path.read_bytes() != (ROOT / CHAPTER).read_bytes(), "it was saved, and not only copied"
     assert pictures_of(saved.cells) == in_memory
     assert nbformat.read(ROOT / CHAPTER, as_version=4).cells, "the committed chapter is another file"
+
+
+def test_who_comes_back_to_a_saved_chapter_finds_its_questions(chapter, browser, lab, deadline):
+    chapter.command("docmanager:save")
+    again = lab.folder / "untrusted" / "again.ipynb"  # trusted all the same: JupyterLab signed what is in it
+    shutil.copy(lab.folder / CHAPTER, again)
+    notebook = Notebook(browser, lab, deadline).open(f"lab/tree/untrusted/{again.name}")
+    try:
+        for cell_id in ("c00-predict-view", "c00-play"):
+            notebook.drawn(cell_id).locator(".jp-OutputArea-output .jupyter-widgets").first.wait_for()
+        card = notebook.drawn("c00-predict-view").locator(".jp-OutputArea-output")
+        assert card.locator("input[type=radio]").count() >= 3
+        assert "Error displaying widget" not in notebook.page.locator(".jp-Notebook").inner_text()
+        assert notebook.complaints == []
+    finally:
+        notebook.settle("await app.shell.currentWidget.sessionContext.shutdown()")
+        notebook.context.close()
 
 
 def test_the_page_complains_of_nothing(chapter):

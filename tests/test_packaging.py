@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -327,6 +328,8 @@ def test_lab_opens_the_first_chapter_on_this_machine_only(played):
     assert words[-1] == "--no-browser"
     assert "token" not in lab and "password" not in lab  # Jupyter's own token stays on
     assert ("--allow-root" in words) == (os.getuid() == 0)
+    defaults = played.folder / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
+    assert json.loads(defaults.read_text())["@jupyter-widgets/jupyterlab-manager:plugin"] == {"saveState": True}
     played.make("lab")
     assert [call.split()[1] for call in played.calls] == ["jupyterlab"]  # a second call has nothing else to do
 
