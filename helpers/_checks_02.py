@@ -44,7 +44,11 @@ ZERO_AT = Exercise(
     ),
     expect=_zeroed,
     properties=(
-        writes_into("x", "`x[positions]` makes a copy when it is read, so what a method does to it never reaches `x`."),
+        writes_into(
+            "x",
+            "`x[positions]` makes a copy when it is read, so what a method does to it never reaches `x`. Nor does what "
+            "is written into a clone of `x`.",
+        ),
         leaves_alone("positions"),
     ),
 )

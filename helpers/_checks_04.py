@@ -41,8 +41,8 @@ RELU = Exercise(
         right_values(),
         peak_at_most(
             0,
-            "What stands right of `=` is computed into new memory first, even in `x[:] = torch.relu(x)`, and a "
-            "comparison such as `x < 0` makes a mask. Only an operator that writes where it reads needs none.",
+            "`torch.relu(x)` makes a new tensor, also where it stands in `x[:] = torch.relu(x)`, and a comparison such "
+            "as `x < 0` makes a mask. Only an operator that writes where it reads needs none.",
         ),
     ),
 )

@@ -200,7 +200,8 @@ STEP_WITHIN = Exercise(
         Property(
             "leave the gradients of the plain step in `.grad`",
             _right_step,
-            "Rounded saved tensors and a part of the batch give another gradient; so does a mean of parts not weighed.",
+            "Rounded saved tensors and a part of the batch give another gradient; so do the losses of parts, added up "
+            "without dividing each by the number of parts.",
         ),
         peak_at_most(
             lambda args: args["budget"],
