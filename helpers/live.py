@@ -21,8 +21,23 @@ _PAUSES_A_FRAME = 33  # at least so many times what a frame took passes before t
 
 
 def brackets_of(tracker: MemoryTracker) -> list[Bracket]:
-    """The phases of a run as operator numbers, outermost first."""
-    return [Bracket(phase.name, *phase.operators, phase.depth) for phase in nested(tracker)]
+    """The phases of a run as operator numbers, outermost first; those still open end at the last operator."""
+    running = [phase for phase in tracker._phases_open if phase[1] < tracker._events] if _goes_on(tracker) else []
+    open_since = [first - tracker._start for _, first, _ in running]
+    # Of the phases that have ended those lie inside an open one that began with it or later.
+    ended = [
+        Bracket(phase.name, *phase.operators, phase.depth + sum(first <= phase.first for first in open_since))
+        for phase in nested(tracker)
+    ]
+    going = [
+        Bracket(name, tracker._log[first][1] if noted is None else noted, tracker.operators, depth)
+        for depth, (name, first, noted) in enumerate(running)
+    ]
+    return sorted(ended + going, key=lambda bracket: bracket.depth) if going else ended
+
+
+def _goes_on(tracker: MemoryTracker) -> bool:
+    return tracker._state != "done"
 
 
 def curve_of(tracker: MemoryTracker) -> Curve:
@@ -78,12 +93,16 @@ def draw_memory(tracker: MemoryTracker, *, before: MemoryTracker | None = None, 
     if not isinstance(tracker, MemoryTracker):
         raise TypeError(f"expected a MemoryTracker, got {type(tracker).__name__}: pass the tracker of a run")
     _check(before, title)
+    return _drawn(tracker, before, title, "now" if _goes_on(tracker) else "end")
+
+
+def _drawn(tracker: MemoryTracker, before: MemoryTracker | None, title: str | None, until: str) -> Picture:
     curve, peak = curve_of(tracker), tracker.peak
     old = curve_of(before) if before is not None else None
     heading = title or (finding(tracker) if before is None else comparison(tracker, before))
     figures = (
         f"start {round_bytes(tracker.start_bytes)},  peak {round_bytes(tracker.peak_bytes)},  "
-        f"end {round_bytes(tracker.live_bytes)}"
+        f"{until} {round_bytes(tracker.live_bytes)}"
     )
     if before is not None:
         change = tracker.peak_bytes - before.peak_bytes
@@ -212,7 +231,8 @@ class LiveMemoryPlot:
     def __exit__(self, kind: Any = None, under_way: BaseException | None = None, traceback: Any = None) -> None:
         self._let_go()
         try:
-            self.picture = draw_memory(self.tracker, title=self.title, before=self.before)
+            # The end of the plot's block: that of the tracker is most often the next thing to come.
+            self.picture = _drawn(self.tracker, self.before, self.title, "end")
             self._output.finish(self.picture)
         except Exception as failed:
             if under_way is None:

@@ -315,6 +315,24 @@ def test_a_bracket_stays_within_the_plot():
     assert float(re.search(r"H([\d.]+)v", bracket)[1]) == WIDTH - 14 - 1
 
 
+def test_a_run_that_goes_on_is_drawn_as_it_is_now():
+    with MemoryTracker() as tracker:
+        with tracker.phase("load"):
+            a = torch.zeros(KIB)
+        with tracker.phase("epoch"):
+            with tracker.phase("forward"):
+                b = torch.zeros(KIB)
+            with tracker.phase("nothing yet"):
+                a.add_(1)
+                picture = draw_memory(tracker)
+                brackets = brackets_of(tracker)
+    assert brackets == [Bracket("load", 1, 1), Bracket("epoch", 2, 3), Bracket("forward", 2, 2, depth=1)]
+    assert "start 0 B, peak 8.00 KiB, now 8.00 KiB." in picture.alt and "end" not in picture.alt.split("Peak")[0]
+    assert {"load", "epoch"} <= set(Drawn(picture.svg).words)
+    assert "start 0 B, peak 8.00 KiB, end 8.00 KiB." in draw_memory(tracker).alt, "the control"
+    del a, b
+
+
 def test_alt_text_of_an_empty_run():
     with MemoryTracker() as tracker:
         pass
