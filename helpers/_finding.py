@@ -38,6 +38,8 @@ def nested(tracker: MemoryTracker) -> list[Nested]:
 
 def finding(tracker: MemoryTracker) -> str:
     """The title of a finished picture: what the run showed, worked out from its figures."""
+    if tracker._state == "new":  # nothing has run, so there is no start that a peak could lie over
+        return f"The block has not begun; {round_bytes(tracker.live_bytes)} are tracked for it"
     # A run so long that it was thinned has more phases than a sentence can tell of.
     freed = _what_was_freed(tracker) if tracker._history is None else ""
     if freed:

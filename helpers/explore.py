@@ -36,7 +36,7 @@ class Moment(NamedTuple):
         """Operator, change, bytes, phase and line, in words."""
         event, size = self.event, round_bytes(abs(self.event.delta_bytes))
         happened = {
-            "alloc": f"{event.op} takes {size}",
+            "alloc": f"{event.op} takes {size}" if event.op else f"{size} that exist are tracked",
             "free": f"{size} are given back, after {event.op or 'no operator yet'}",
             "resize": f"a storage {'grows' if event.delta_bytes > 0 else 'shrinks'} by {size} in {event.op}",
         }[event.kind]

@@ -120,11 +120,11 @@ def _drawn(tracker: MemoryTracker, before: MemoryTracker | None, title: str | No
 def marker_of(tracker: MemoryTracker, when: str = "peak {}") -> Marker | None:
     """The peak with its bytes, its operator and the reader's line; None when nothing rose above the start."""
     highest = tracker._highest()
-    if highest is None:
+    if highest is None or tracker._state == "new":
         return None
     _, (_, operator, func, spot, *_) = highest
-    line = place(line_at(spot))
-    words = f"{when.format(round_bytes(tracker.peak_bytes))}: {op_name(func)}" + (f", {line}" if line else "")
+    line, maker = place(line_at(spot)), op_name(func) or "counted by track"
+    words = f"{when.format(round_bytes(tracker.peak_bytes))}: {maker}" + (f", {line}" if line else "")
     return Marker(operator, tracker.peak_bytes, words)
 
 

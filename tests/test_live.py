@@ -253,6 +253,25 @@ def test_title_of_a_comparison(before, now, title, change):
     assert "before" not in Drawn(draw_memory(now).svg).words
 
 
+def test_a_run_that_has_not_begun_has_no_peak():
+    x = torch.zeros(KIB)
+    picture = draw_memory(MemoryTracker(x))
+    assert picture.alt == (
+        "The block has not begun; 4.00 KiB are tracked for it. Live memory over 0 operators: start 0 B, peak 4.00 KiB, "
+        "now 4.00 KiB. Alive at the peak: other 4,096 B."
+    )
+    Drawn(picture.svg).check()
+
+
+def test_a_peak_that_no_operator_made_is_told():
+    x = torch.zeros(KIB)
+    with MemoryTracker() as tracker:
+        tracker.track(x)
+    alt = draw_memory(tracker).alt
+    assert "Peak 4.00 KiB: counted by track, test_live.py, line " in alt and ": tracker.track(x). Alive" in alt
+    assert "Event 0: 4.00 KiB that exist are tracked; 4.00 KiB are live." in explore_memory(tracker).at(0).sentence
+
+
 def test_own_title_is_taken():
     picture = draw_memory(zeros(4), title="Zeros <cost> & stay")
     assert picture.alt.startswith("Zeros <cost> & stay. ")
