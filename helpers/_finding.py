@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .display import round_bytes
+from .display import exact_bytes, round_bytes
 
 if TYPE_CHECKING:
     from ._timeline import Replay
@@ -84,4 +84,5 @@ def comparison(tracker: MemoryTracker, before: MemoryTracker) -> str:
     now, then = tracker.peak_bytes, before.peak_bytes
     if now == then:
         return f"The peak stays at {round_bytes(now)}"
-    return f"The peak {'falls' if now < then else 'rises'} from {round_bytes(then)} to {round_bytes(now)}"
+    told = round_bytes if round_bytes(now) != round_bytes(then) else exact_bytes
+    return f"The peak {'falls' if now < then else 'rises'} from {told(then)} to {told(now)}"

@@ -272,6 +272,16 @@ def test_a_peak_that_no_operator_made_is_told():
     assert "Event 0: 4.00 KiB that exist are tracked; 4.00 KiB are live." in explore_memory(tracker).at(0).sentence
 
 
+def test_title_of_a_comparison_is_exact_where_rounding_hides_the_change():
+    runs = []
+    for size in (4096, 4100):
+        with MemoryTracker() as tracker:
+            torch.zeros(size, dtype=torch.uint8)
+        runs.append(tracker)
+    assert comparison(runs[1], runs[0]) == "The peak rises from 4,096 B to 4,100 B"
+    assert comparison(runs[0], runs[1]) == "The peak falls from 4,100 B to 4,096 B"
+
+
 def test_own_title_is_taken():
     picture = draw_memory(zeros(4), title="Zeros <cost> & stay")
     assert picture.alt.startswith("Zeros <cost> & stay. ")
