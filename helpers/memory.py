@@ -107,7 +107,9 @@ class MemoryTracker(Recall, TorchDispatchMode):
         self._roles.name_all()
         return self
 
-    def _track(self, thing: Any) -> None:
+    def _track(self, thing: Any, around: tuple[Any, ...] = ()) -> None:
+        if any(thing is outer for outer in around):
+            return  # a list that holds itself holds nothing more
         parts: Iterable[Any] = ()
         if isinstance(thing, torch.nn.Module):
             self._roles.add_module(thing)
@@ -128,7 +130,7 @@ class MemoryTracker(Recall, TorchDispatchMode):
                 f"cannot track {type(thing).__name__}: pass modules, optimizers, tensors, or lists or dicts of them"
             )
         for part in parts:
-            self._track(part)
+            self._track(part, (*around, thing))
 
     def __enter__(self) -> MemoryTracker:
         if self._state != "new":

@@ -1004,6 +1004,15 @@ def test_what_cannot_be_tracked_is_named(junk):
         MemoryTracker({"x": [numbers(), junk]})
 
 
+def test_a_list_or_dict_that_holds_itself_is_tracked_once():
+    x = numbers()
+    things = [x]
+    things.append({"again": things, "x": x, "pair": ([x], [x])})
+    with MemoryTracker(things) as tracker:
+        pass
+    assert tracker.start_bytes == ROW
+
+
 def test_a_tracker_serves_one_block():
     before = traces()
     with MemoryTracker() as tracker:
