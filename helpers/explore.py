@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from ._memory_picture import memory_svg
@@ -96,7 +97,17 @@ class Explorer(Playground):
     """The slider and what stands at it. Made by `explore_memory`; ``result`` is the `Moment`."""
 
     def at(self, event: int) -> Moment:
-        """Returns the moment of ``event``; the slider stays where it is."""
+        """Returns the moment of ``event``; the slider stays where it is.
+
+        Raises:
+            TypeError: if it is no whole number.
+            ValueError: if there is no such event.
+        """
+        if not isinstance(event, Integral) or isinstance(event, bool):
+            raise TypeError(f"an event has a number, got {type(event).__name__}: pass it, as in at(0)")
+        last = self.ranges["event"].greatest
+        if not 0 <= event <= last:
+            raise ValueError(f"there is no event {event}: pass a number from 0 to {last}")
         return self.body(event)
 
     @property
@@ -153,7 +164,8 @@ def explore_memory(tracker: MemoryTracker) -> Explorer:
             cursor=(event.operator, event.live_bytes),
             operators=operators,
         )
-        words = f"Live memory of {now.count:,} events, with a line at event {now.number:,}"
+        events_told = f"{now.count:,} event{'' if now.count == 1 else 's'}"
+        words = f"Live memory of {events_told}, with a line at event {now.number:,}"
         return _View(now, Picture(svg, alt=f"{words}: {exact_bytes(event.live_bytes)} of {exact_bytes(curve.top)}"))
 
     at = 0 if peak is None else next(i for i, event in enumerate(events) if event.index == peak.index)

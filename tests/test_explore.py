@@ -153,6 +153,21 @@ def test_what_comes_after_it_was_made_is_not_looked_at():
     del early, late
 
 
+def test_one_event_is_one_and_there_are_no_others():
+    with MemoryTracker() as tracker:
+        held = torch.zeros(4)
+    explorer = explore_memory(tracker)
+    assert "Live memory of 1 event, with a line at event 0: 16 B of 16 B" in explorer.picture.picture.alt
+    for wrong in (-1, 1, 99):
+        with pytest.raises(ValueError, match=f"there is no event {wrong}: pass a number from 0 to 0"):
+            explorer.at(wrong)
+    for wrong, name in (("x", "str"), (0.0, "float"), (True, "bool"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"an event has a number, got {name}: pass it, as in at"):
+            explorer.at(wrong)
+    assert explorer.at(0) == explorer.result
+    del held
+
+
 def test_words_of_the_reader_cannot_become_markup():
     with MemoryTracker() as tracker, tracker.phase("<b>&"):
         held = torch.zeros(4)
