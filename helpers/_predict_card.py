@@ -237,6 +237,6 @@ class Card:
             return
         try:
             p.commit(p.options[position]) if commit else p.show()
-        except (Exception, KeyboardInterrupt):  # nobody sees what a widget's callback raises; the card says it
+        except BaseException:  # nobody sees what a callback raises, sys.exit() ends the kernel; the card says it
             if not p.error:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,47 +73,104 @@ def same(a: Any, b: Any, rounding: float = 1e-9) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, numbers.Real) and isinstance(b, numbers.Real):
-        return a == b or (float in (type(a), type(b)) and math.isclose(a, b, rel_tol=rounding))
-    return type(a) is type(b) and bool(a == b)
+        return a == b or _close(a, b, rounding)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (dict, set, frozenset)):  # in no order
+        ours, theirs = (list(x.items() if isinstance(x, dict) else x) for x in (a, b))
+        return len(ours) == len(theirs) and all(any(same(x, y, rounding) for y in theirs) for x in ours)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(same(x, y, rounding) for x, y in zip(a, b))
+    return bool(a == b)
+
+
+def _close(a: Any, b: Any, rounding: float) -> bool:
+    floats = (type(a), type(b)).count(float)
+    try:
+        return floats > 0 and math.isclose(a, b, rel_tol=rounding if floats == 2 else 1e-9)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def match_option(options: Sequence[Any], measured: Any, rounding: float) -> Any:
     """Returns the option that was measured, None if there is none; a float may be as far off as its dtype rounds."""
     exact = next((o for o in options if same(o, measured)), None)
-    if exact is not None or not isinstance(measured, float):
+    if exact is not None:
         return exact
-    near = [o for o in options if isinstance(o, float) and same(o, measured, rounding)]
-    return min(near, key=lambda o: abs(o - measured), default=None)
+    near = [o for o in options if same(o, measured, rounding)]
+    if isinstance(measured, float):
+        return min(near, key=lambda o: abs(o - measured), default=None)
+    return near[0] if len(near) == 1 else None
+
+
+def told(value: Any, most: int = 300) -> str:
+    """Returns ``value`` as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no whole number of more than 4,300 digits
+        if not isinstance(value, int):
+            return f"a {type(value).__name__} with a number too long to write out"
+        return f"a whole number of about {math.log10(abs(value)):,.0f} digits"
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def rounding_of(value: Any) -> float:
     """How far, in proportion, a value of this dtype may be from the number it stands for."""
+    if type(value) in (tuple, list):
+        return max(map(rounding_of, value), default=1e-9)
     name = str(getattr(value, "dtype", "")).removeprefix("torch.")
     return {"float32": 1e-6, "float16": 1e-2, "bfloat16": 1e-2}.get(name, 1e-9)
 
 
 def plain_option(value: Any) -> Any:
     """Returns an option as `plain` returns a result, so that the two can meet."""
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        if value.ndim:
-            raise TypeError(f"options: expected single values, got a {type(value).__name__} of {tuple(value.shape)}")
-        return value.item()
-    return value
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim:
+        raise TypeError(f"options: expected single values, got a {type(value).__name__} of {tuple(value.shape)}")
+    return _unwrapped(value, lambda part: part)
 
 
-def plain(value: Any) -> Any:
-    """Returns what was measured as a plain Python value, which holds no memory and has one meaning of ``==``."""
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    if hasattr(value, "numel") or hasattr(value, "ndim"):  # a tensor, an array, a NumPy scalar
-        if getattr(value, "ndim", 0) or not hasattr(value, "item"):
-            raise TypeError(
-                f"run returned a {type(value).__name__} of shape {tuple(value.shape)}; a prediction is decided by one "
-                "value: return that, or pass key= to make it from what run returned"
-            )
-        return value.item()
+def plain(value: Any, giver: str = "run") -> Any:
+    """Returns what was measured as a plain Python value, which holds no memory and has one meaning of ``==``.
+
+    Args:
+        giver: the argument of `predict` that made it, as errors name it.
+    """
     if value is None:
-        raise TypeError("run returned None; it must return what it measured (is a `return` missing?)")
-    return value
+        raise TypeError(f"{giver} returned None; it must return what it measured (is a `return` missing?)")
+
+    def refuse(part: Any) -> Any:
+        if isinstance(part, _PLAIN):
+            return part
+        # A tensor, a module or a record of one would live in the prediction as long as the kernel does.
+        shape = f" of shape {tuple(part.shape)}" if isinstance(part, (torch.Tensor, np.ndarray)) else ""
+        inside = "" if part is value else f", inside a {type(value).__name__}"
+        raise TypeError(
+            f"{giver} returned a {type(part).__name__}{shape}{inside}; a prediction is decided by one value, a number, "
+            f"a string, True or False, a dtype, or a tuple or list of these: "
+            + (
+                "return that, or pass key= to make it from what run returned"
+                if giver == "run"
+                else "let key return that"
+            )
+        )
+
+    return _unwrapped(value, refuse)
+
+
+_PLAIN = (
+    numbers.Number, str, bytes, type(None), type, np.dtype,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme,
+)  # fmt: skip
+
+
+def _unwrapped(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Returns ``value`` with Python's own kind of each number and tuple in it; what is neither goes to ``other``."""
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and not value.ndim:
+        return other(value.item())
+    if isinstance(value, tuple):  # a torch.Size, a named tuple
+        return tuple(_unwrapped(part, other) for part in value)
+    if type(value) in (list, set, frozenset):
+        return type(value)(_unwrapped(part, other) for part in value)
+    if type(value) is dict:
+        return {_unwrapped(k, other): _unwrapped(part, other) for k, part in value.items()}
+    return other(value)

@@ -17,7 +17,7 @@ from typing import Any
 
 from helpers import _predict_card
 from helpers._checks import CheckResult, Exercise, what_went_wrong
-from helpers._predict_options import match_option, plain, plain_option, read_options, rounding_of, same
+from helpers._predict_options import match_option, plain, plain_option, read_options, rounding_of, same, told
 from helpers.display import Table, exact_bytes, in_notebook, round_bytes
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -51,7 +51,7 @@ def predict(
             Every option needs its own, the one you expect to be right too: what is right is measured on the reader's
             machine. A plain sequence of answers will do where ``why`` holds these sentences.
         run: called with nothing once the reader has committed; its text is shown with the question. Let it return what
-            it found: what it prints is not part of the card.
+            it found, a number, a string, a dtype or a tuple or list of such: what it prints is not part of the card.
         why: what to say about the measured result whoever was right: a sentence, a function which makes it from what
             `run` returned, or, where ``options`` is a mapping, a mapping of an option to the sentence for when that
             option turns out to be measured; it need not have one for every option. Where ``options`` is a plain
@@ -136,6 +136,7 @@ class Prediction:
         self.unit, self.height = unit, height
         self.code = _predict_card.source_of(run) if code is None else code
         self._card: _predict_card.Card | None = None
+        self._running = False
         self._reset(None)
         labels = [self.label(o) for o in self.options]
         if len(set(labels)) < len(labels):
@@ -150,6 +151,7 @@ class Prediction:
 
         Raises:
             ValueError: ``option`` is not one of the options.
+            RuntimeError: if the code itself calls it.
             Exception: whatever the code raises. Under the button it is shown in the card instead.
         """
         option = plain_option(option)
@@ -163,25 +165,31 @@ class Prediction:
         return self._run(None)
 
     def _run(self, answer: Any) -> Prediction:
+        if self._running:
+            raise RuntimeError(
+                "the code of this prediction called commit() or show() of the prediction itself; let run only return "
+                "what it measured"
+            )
+        self._running = True
         self._reset(answer)
         if self._card is not None:
             self._card.busy()
         try:
             result = self.run()
             value = result if self.key is None else self.key(result)
-            measured, rounding = plain(value), rounding_of(value)
+            measured, rounding = plain(value, "run" if self.key is None else "key"), rounding_of(value)
             note = self.why(result) if callable(self.why) else self.why or ""
             if not isinstance(note, str):
                 raise TypeError(f"why must return a sentence about the result, it returned {note!r}")
             self.shown = _predict_card.shown(result) if self.key is not None else ""
+            self.note = note
+            self._judge(measured, rounding)
         except BaseException as error:  # an interrupt too: the card must not stay at "running"
             self._reset(answer)
             self.error = what_went_wrong(error, self.run)  # text only: the traceback would keep the run's tensors alive
             raise
-        else:
-            self.note = note
-            self._judge(measured, rounding)
         finally:
+            self._running = False
             if self._card is not None:
                 self._card.refresh()
         return self
@@ -193,8 +201,8 @@ class Prediction:
         self.right = None if self.answer is None else self.outcome is not None and same(self.answer, self.outcome)
         if self.outcome is None:
             self.explanation = (
-                f"This is none of the options ({type(measured).__name__} {measured!r}), so the question is at fault "
-                "and not the answer. Please tell us, with what setup() shows."
+                f"This is none of the options ({type(measured).__name__} {told(measured)}), so the question is at "
+                "fault and not the answer. Please tell us, with what setup() shows."
             )
         elif self.right is False:
             self.explanation = self.beliefs[self.answer]
@@ -208,11 +216,13 @@ class Prediction:
     def label(self, value: Any) -> str:
         """Returns ``value`` as the card writes it."""
         if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            if abs(value) >= 10**100:
+                return told(value)  # nobody reads it, and no prefix of bytes goes that far
             if self.unit != "B":
                 one = value == 1 and re.fullmatch(r"[a-z]{3,}s", self.unit)  # of "calls", and not of "ms"
                 return f"{value:,} {self.unit[:-1] if one else self.unit}".strip()
             return exact_bytes(value) + (f" ({round_bytes(value)})" if abs(value) >= 1024 else "")
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else told(value)
 
     @property
     def card(self) -> _predict_card.Card:

@@ -114,12 +114,77 @@ def test_true_is_not_one():
         ({np.True_: "a", np.False_: "b"}, True, "True"),
         ({torch.Size([2, 3]): "a", torch.Size([3, 2]): "b"}, (2, 3), "(2, 3)"),
         ({400_000_000: "a", 0: "b"}, 400_000_000, "400,000,000 B (381.47 MiB)"),
+        ({(0.3,): "a", (2,): "b"}, (0.1 + 0.2,), "(0.3,)"),
+        ({((2, 3), (3,)): "a", (1,): "b"}, (torch.zeros(2, 3).shape, torch.zeros(3).shape), "((2, 3), (3,))"),
+        ({(0.1, True): "a", (1,): "b"}, (torch.tensor(0.1), np.True_), "(0.1, True)"),
+        ({frozenset({1, 2}): "a", (1,): "b"}, frozenset({2, 1}), "frozenset({1, 2})"),
     ],
 )
 def test_what_counts_as_the_same(options, measured, label):
     p = predict("Which?", options, run=lambda: measured).show()
     assert p.outcome is not None
     assert f"Measured: {label}." in repr(p)
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"),
+    [
+        ({(True,): "a", (2,): "b"}, (1,)),
+        ({(1, (2, False)): "a", (2,): "b"}, (1, (2, 0))),
+        ({(1, 2): "a", (2,): "b"}, (1,)),
+        ({(1, 2): "a", (2,): "b"}, [1, 2]),
+        ({(1_000_000,): "a", (2,): "b"}, (torch.tensor(1_000_001.0),)),
+        ({1.5: "a", 2.0: "b"}, 10**400),
+        ({1: "a", 2: "b"}, 10**5000),
+        ({1: "a", 2: "b"}, (10**5000,)),
+        ({frozenset({True}): "a", 2: "b"}, frozenset({1})),
+    ],
+    ids=range(9),  # pytest cannot write out all of them
+)
+def test_what_counts_as_another(options, measured):
+    p = predict("Which?", options, run=lambda: measured)
+    assert p.commit(next(iter(options))).right is False and p.outcome is None
+    assert "This is none of the options" in repr(p) and p.explanation in p.html.replace("&gt;", ">")
+    assert progress().rows[-1][2] == "a surprise"
+
+
+def test_a_long_value_is_cut_and_a_long_number_is_counted():
+    p = predict("Which?", {10**400: "a", 2.0: "b"}, run=lambda: 10**5000, unit="").commit(2.0)
+    assert "(int a whole number of about 5,000 digits)" in p.explanation
+    assert len(p.label(10**400)) < 310 and p.label(10**99 - 1).startswith("999,999,")
+    assert len(predict("Which?", {1: "a", 2: "b"}, run=lambda: list(range(10_000))).commit(1).explanation) < 600
+
+
+def test_what_goes_wrong_while_it_is_judged_is_told_too(monkeypatch):
+    p = predict("Which?", {(1, 2): "a", (3, 4): "b"}, run=lambda: (1, 2))
+
+    def fails(*args):
+        raise ValueError("no answer")
+
+    monkeypatch.setattr(exercises, "match_option", fails)
+    with pytest.raises(ValueError, match="no answer"):
+        p.commit((1, 2))
+    assert (p.answer, p.measured, p.right, p.note) == ((1, 2), None, None, "")
+    assert p.error.startswith("ValueError: no answer") and p.error in repr(p)
+    assert progress().rows[-1][2] == "stopped with an error"
+
+
+def test_a_run_inside_its_own_run_is_refused():
+    p = predict("How many?", BELIEFS, run=lambda: p.show() and 4000)
+    with pytest.raises(RuntimeError, match="called commit\\(\\) or show\\(\\) of the prediction itself"):
+        p.commit(4000)
+    assert p.answer == 4000 and p.measured is None and "let run only return" in repr(p)
+    tried = []
+
+    def run():
+        if not tried:
+            tried.append(1)
+            with pytest.raises(RuntimeError):
+                p.show()
+        return 4000
+
+    p.run = run
+    assert p.commit(4000).right and p.commit(0).right is False
 
 
 def test_what_is_another_number_in_its_dtype_stays_no_option():
@@ -209,12 +274,36 @@ def test_what_the_code_raises_is_raised_and_shown():
     assert __file__ not in repr(p)
 
 
-@pytest.mark.parametrize(("result", "words"), [(None, "`return` missing"), (torch.zeros(2, 3), r"shape \(2, 3\)")])
-def test_a_result_that_cannot_decide(result, words):
-    p = predict("What?", BELIEFS, run=lambda: result)
-    with pytest.raises(TypeError, match=words):
-        p.show()
-    assert "TypeError" in p.error
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (None, "returned None; it must return what it measured (is a `return` missing?)"),
+        (torch.zeros(2, 3), "returned a Tensor of shape (2, 3); a prediction is decided by one value"),
+        ([1, torch.zeros(1000)], "returned a Tensor of shape (1000,), inside a list"),
+        ({"a": (np.zeros(3),)}, "returned a ndarray of shape (3,), inside a dict"),
+        (torch.nn.Linear(1, 1), "returned a Linear; a prediction"),
+        (torch.ones(2).max(0), None),
+        (torch.zeros(2, 3).max(0), "returned a Tensor of shape (3,), inside a max"),
+        (lambda: 1, "returned a function"),
+    ],
+)
+def test_a_result_that_holds_memory_or_cannot_decide(result, words):
+    asked = (predict("What?", BELIEFS, run=lambda: result), predict("And?", BELIEFS, lambda: 1, key=lambda _: result))
+    for p, giver in zip(asked, ("run", "key")):
+        if words is None:
+            assert p.show().measured == (1.0, 0)
+            continue
+        with pytest.raises(TypeError, match=re.escape(f"{giver} {words}")):
+            p.show()
+        assert p.error.startswith(f"TypeError: {giver} ") and p.measured is None
+        if result is not None:
+            assert p.error.endswith("pass key= to make it from what run returned" if giver == "run" else "return that")
+
+
+def test_a_result_of_plain_values_is_kept_as_it_is():
+    for value in ("a", b"a", True, 1j, (1, [None, 2.5]), {"a": {1}}, torch.float32, np.dtype("f4"), int, torch.strided):
+        p = ask(value).show()
+        assert p.measured == value and type(p.measured) is type(value)
 
 
 def test_commit_of_something_else_names_the_options():
@@ -405,6 +494,9 @@ def test_an_exception_under_the_button_is_on_the_card_and_goes_no_further(widget
     p = predict("And?", BELIEFS, run=interrupted)
     p.card.show.click()
     assert "KeyboardInterrupt" in p.card.result.value
+    p = predict("And then?", BELIEFS, run=lambda: sys.exit(3))  # it would end the kernel
+    p.card.show.click()
+    assert "SystemExit: 3" in p.card.result.value
 
 
 def test_while_it_runs_the_card_says_so_and_python_moves_the_widgets_too(widgets):
