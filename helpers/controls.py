@@ -7,6 +7,7 @@ The body is a pure function of the controls' values, so whatever a reader can re
 from __future__ import annotations
 
 import html
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,10 @@ from .display import MAX_WIDTH, in_notebook
 from .exercises import WIDGET_VIEW
 
 _STATIC = "Run the cell to move the controls."
+_LET_GO = "This is an earlier run, and no longer kept. Run the cell again to move the controls."
+
+# The playgrounds that cells show, each cell with its latest run: what it showed before is no longer on the screen.
+_on_screen: dict[str, tuple[str, list[Playground]]] = {}
 
 
 def playground(
@@ -39,6 +44,8 @@ def playground(
 
     Returns:
         A `Playground`. As the last value of a cell it shows its controls; the saved file keeps the default's picture.
+        It is kept, with ``body`` and what that returned, as long as a name or IPython's `Out` holds it, and at least
+        until the cell that shows it runs again.
 
     Raises:
         TypeError: ``body`` or ``show`` cannot be called, or a control is of another kind.
@@ -159,17 +166,19 @@ class Playground:
             wide = w.Layout(width="auto", max_width="420px")
             style = {"description_width": "110px"}
             self._widgets = {name: kind.widget(w, name, wide, style) for name, kind in self.ranges.items()}
+            output = w.HTML(layout=w.Layout(min_height=f"{self.height}px"))
             for name, widget in self._widgets.items():
-                widget.observe(lambda change, name=name: self._moved(name, change["new"]), "value")
-            self._widgets[""] = w.HTML(layout=w.Layout(min_height=f"{self.height}px"))
+                widget.observe(_mover(weakref.ref(self), name, output), "value")
+            self._widgets[""] = output
             self._refresh()
+        _keep(self)
         return self._widgets
 
     @property
     def box(self) -> Any:
         """The controls over what they led to, as one widget."""
+        parts = list(self.widgets.values())
         if self._box is None:
-            parts = list(self.widgets.values())
             import ipywidgets as w
 
             self._box = w.VBox(parts, layout=w.Layout(max_width=f"{MAX_WIDTH + 20}px"))
@@ -207,6 +216,36 @@ class Playground:
                 return bundle
             bundle[WIDGET_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
         return bundle
+
+
+def _mover(whose: weakref.ref[Playground], name: str, output: Any) -> Callable[[Any], None]:
+    """What a control calls. ipywidgets keeps every widget, and so this: held firmly, no playground would ever go."""
+
+    def moved(change: Any) -> None:
+        play = whose()
+        if play is None:
+            output.value = f'<p role="status">{_LET_GO}</p>'
+        else:
+            play._moved(name, change["new"])
+
+    return moved
+
+
+def _keep(play: Playground) -> None:
+    """Holds ``play`` until the cell whose code runs now runs again: controls on the screen go on without a name."""
+    if not in_notebook():
+        return
+    from IPython import get_ipython
+
+    request = getattr(get_ipython(), "parent_header", {})  # all of the message, in spite of the name
+    run = request.get("header", {}).get("msg_id", "")
+    # Front ends that do not name their cells are told apart by the code. A callback's message has neither.
+    cell = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code") or run
+    latest, held = _on_screen.get(cell, (run, []))
+    held = held if latest == run else []
+    if not any(play is other for other in held):
+        held.append(play)
+    _on_screen[cell] = run, held
 
 
 class _Slider:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import sys
+import types
+import weakref
 
 import pytest
 import torch
@@ -162,6 +166,69 @@ def test_a_body_that_moves_its_own_control_does_not_change_what_its_result_belon
     play.widgets["n"].value = 6
     assert play.title == "n = 6" and play.error.startswith("RuntimeError: set was called by the body it would run")
     assert play.set(n=4).result == 4
+
+
+def cell(refs, **kwargs):
+    """Makes a playground whose measurement is seen to be gone or not, as a cell does."""
+
+    def body(n):
+        made = torch.zeros(10)
+        refs.append(weakref.ref(made))
+        return made
+
+    return playground(body, show=lambda now, before: f"{len(now)} and {before is None}", n=(0, 1, 5), **kwargs)
+
+
+def alive(refs):
+    gc.collect()
+    return [ref() is not None for ref in refs]
+
+
+def test_a_cell_that_runs_again_lets_its_playground_go():
+    refs = []
+    play = cell(refs)
+    first = play.box, play.widgets["n"]
+    assert alive(refs) == [True]
+    play = cell(refs)
+    assert play.widgets and alive(refs) == [False, True]
+    first[1].value = 5  # it is still on the screen, in another view of the notebook say
+    assert "Run the cell again" in first[0].children[-1].value and alive(refs) == [False, True]
+    play.widgets["n"].value = 5
+    assert alive(refs) == [False, True, True], "what was there before is laid under it"
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["cells with ids", "cells without"])
+def test_what_a_cell_shows_works_until_that_cell_runs_again(named, monkeypatch):
+    shell = types.SimpleNamespace(parent_header={})
+    monkeypatch.setattr("helpers.controls.in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr("helpers.controls._on_screen", {})
+    runs = itertools.count()
+
+    def running(code, id):
+        metadata = {"cellId": id} if named else {}
+        header = {"msg_id": f"run {next(runs)}"}
+        shell.parent_header = {"header": header, "metadata": metadata, "content": {"code": code}}
+
+    def displayed():
+        play = cell(refs)
+        play._repr_mimebundle_()
+        return play.widgets["n"]
+
+    refs = []
+    running("for _ in range(2): display(...)", "a")
+    sliders = [displayed(), displayed()]
+    running("display(...)", "b")
+    sliders.append(displayed())
+    assert alive(refs) == [True] * 3
+    shell.parent_header = {"header": {"msg_id": "a move"}, "metadata": {}, "content": {"comm_id": 1}}
+    for slider in sliders:
+        slider.value = 5
+    assert alive(refs) == [True] * 6, "all are on the screen, none has a name"
+    del refs[3:]
+    running("for _ in range(2): display(...)" if not named else "display(... )  # edited", "a")
+    displayed()
+    assert alive(refs) == [False, False, True, True]
 
 
 def test_static_html_says_what_to_do(play):
