@@ -10,11 +10,15 @@ import copy
 import dis
 import linecache
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import _len_torch_function_stack
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils import _device
 
 from helpers._predict_card import BOX, prose
 from helpers._properties import Property, Trial, describe, first_freed, message_of
@@ -128,6 +132,10 @@ class Exercise:
 
     def check(self, fn: Callable) -> CheckResult:
         """Calls ``fn`` on every input and asks every property, each reported at its first failure."""
+        with usual_settings():
+            return self._check(fn)
+
+    def _check(self, fn: Callable) -> CheckResult:
         result = CheckResult(self.name, cases=len(self.cases), task=self.task)
         failed: dict[str, Failure] = {}
         asked: dict[str, bool] = {}
@@ -168,7 +176,8 @@ class Exercise:
         from helpers.memory import measure_memory
 
         try:
-            measured = measure_memory(fn, *trial.args.values())
+            with usual_settings():
+                measured = measure_memory(fn, *trial.args.values())
         except NotImplementedError as error:
             return "stub" if _raised_by_hand(error, fn) else self._raised(error, fn, case)
         except Exception as error:  # the reader's exception belongs on the card, with its line
@@ -190,11 +199,45 @@ class Exercise:
         return Failure("run without an exception", what_went_wrong(error, fn), case.name)
 
 
+@contextmanager
+def usual_settings() -> Iterator[None]:
+    """PyTorch's settings are for a while those of a fresh kernel, on which the exercises count, and then as before.
+
+    Without it a right answer fails where gradients are off, say, and is told off for what was not done; and what the
+    reader's function sets and does not put back would reach the next call, and the reader's next cell.
+    """
+    dtype, autocast = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
+    modes, current = _get_current_function_mode_stack(), _device.CURRENT_DEVICE
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    with torch.inference_mode(False), torch.enable_grad():
+        try:
+            torch.set_default_dtype(torch.float32)
+            torch.set_autocast_enabled("cpu", False)
+            # A `with torch.device(...)` can only be left in order, and to set another default inside it breaks both. So
+            # what PyTorch keeps of either is laid aside and put back.
+            _set_device([mode for mode in modes if not isinstance(mode, _device.DeviceContext)], None, None)
+            yield
+        finally:
+            _set_device(modes, current, default)
+            torch.set_autocast_enabled("cpu", autocast)
+            torch.set_default_dtype(dtype)
+
+
+def _set_device(modes: Sequence[Any], current: torch.device | None, default: Any) -> None:
+    for _ in range(_len_torch_function_stack()):
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+    _device.CURRENT_DEVICE = current
+    torch._GLOBAL_DEVICE_CONTEXT.device_context = default
+
+
 def _ask(p: Property, trial: Trial) -> tuple[str | None, str]:
     """What was seen instead, None if the property holds, and its hint. A result too odd to look at has failed."""
     try:
-        seen = p.test(trial)
-        return seen, "" if seen is None else p.hint_for(trial)
+        with usual_settings():  # some properties call what the function returned
+            seen = p.test(trial)
+            return seen, "" if seen is None else p.hint_for(trial)
     except Exception as error:  # of what the reader returned; a traceback through the helpers would say nothing
         text = message_of(error).partition("\n")[0]
         what = f"{type(error).__name__}: {text}" if text else type(error).__name__
