@@ -13,6 +13,7 @@ import inspect
 import math
 import re
 import textwrap
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ WAITING = (
 CHOOSE_FIRST = (
     f"No answer is chosen yet. Choose one, then press “{COMMIT}”; or press “{SHOW}” to run without an answer."
 )
+LET_GO = "The question was asked anew since, and this card is no longer kept. Run the cell again to answer here."
 STATIC = "The answer is measured, not stored: run the cell to commit to one."
 BOX = f"border:1px solid #999;padding:8px 14px;max-width:{MAX_WIDTH - 30}px;line-height:1.5"
 _FONT_SIZE, _LINE = 13, 21  # px, both rather too large than too small: they reserve room
@@ -160,6 +162,28 @@ def as_html(p: Prediction) -> str:
 
 # ---------------------------------------------------------------------------------------------------- widgets
 
+# What cells show with callbacks behind it, each cell with its latest run: what it showed before has left the screen.
+_on_screen: dict[str, tuple[str, list[Any]]] = {}
+
+
+def keep_on_screen(thing: Any) -> None:
+    """Holds ``thing`` until the cell whose code runs now runs again, so that its controls go on without a name for it.
+
+    The widgets cannot do so. ipywidgets keeps every one, with its callbacks, as long as the kernel lives: whatever they
+    held would never go, however often the cell that made it ran again.
+    """
+    from IPython import get_ipython
+
+    request = getattr(get_ipython(), "parent_header", {})  # all of the message, in spite of the name
+    run = request.get("header", {}).get("msg_id", "")
+    # Front ends that do not name their cells are told apart by the code. A callback's message has neither.
+    cell = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code") or run
+    latest, held = _on_screen.get(cell, (run, []))
+    held = held if latest == run else []
+    if not any(thing is other for other in held):
+        held.append(thing)
+    _on_screen[cell] = run, held
+
 
 def _lines(text: str) -> int:
     return max(1, math.ceil(text_width(text, _FONT_SIZE) / (MAX_WIDTH - 60)))
@@ -184,7 +208,7 @@ class Card:
                 "the buttons of a prediction need ipywidgets: pip install 'ipywidgets>=7.7,<9'. "
                 "Without it call .commit(option) or .show() on the prediction."
             ) from error
-        self._prediction = p
+        self._prediction = weakref.ref(p)  # see `keep_on_screen`
         # Positions as values, not the options: the widget finds a value by ==, to which 1 and True are the same.
         self.choice = widgets.RadioButtons(
             options=[(p.label(o), i) for i, o in enumerate(p.options)],
@@ -211,29 +235,32 @@ class Card:
             ],
             layout=widgets.Layout(border="1px solid #999", padding="8px 14px", max_width=f"{MAX_WIDTH}px"),
         )
-        self.refresh()
+        self.refresh(p)
 
     @staticmethod
     def _styled(body: str) -> str:
         # ipywidgets gives an HTML widget lines of 28 px, made for labels and not for sentences.
         return f'<div style="line-height:1.5;white-space:normal;overflow-wrap:break-word">{body}</div>'
 
-    def refresh(self, waiting: str = WAITING) -> None:
+    def refresh(self, p: Prediction, waiting: str = WAITING) -> None:
         """Draws the state of the prediction, however it was reached."""
-        answered = [i for i, o in enumerate(self._prediction.options) if self._prediction.is_answer(o)]
+        answered = [i for i, o in enumerate(p.options) if p.is_answer(o)]
         if answered:
             self.choice.index = answered[0]
         # role="status": a screen reader speaks the result when it arrives, without moving there.
-        self.result.value = self._styled(f'<div role="status">{result_html(self._prediction, waiting)}</div>')
+        self.result.value = self._styled(f'<div role="status">{result_html(p, waiting)}</div>')
 
     def busy(self) -> None:
         """Says that the code runs. Sent at once: the kernel handles the message before it starts to measure."""
         self.result.value = self._styled('<div role="status"><p style="margin:2px 0">Running and measuring …</p></div>')
 
     def _pressed(self, *, commit: bool) -> None:
-        p, position = self._prediction, self.choice.index
+        p, position = self._prediction(), self.choice.index
+        if p is None:
+            self.result.value = self._styled(f'<p role="status">{LET_GO}</p>')
+            return
         if commit and position is None:
-            self.refresh(CHOOSE_FIRST)
+            self.refresh(p, CHOOSE_FIRST)
             return
         try:
             p.commit(p.options[position]) if commit else p.show()

@@ -13,16 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from ._byte_bars import draw_bytes as draw_bytes
-from ._predict_card import shown
+from ._predict_card import keep_on_screen, shown
 from ._properties import message_of
 from .display import MAX_WIDTH, in_notebook
 from .exercises import WIDGET_VIEW
 
 _STATIC = "Run the cell to move the controls."
 _LET_GO = "This is an earlier run, and no longer kept. Run the cell again to move the controls."
-
-# The playgrounds that cells show, each cell with its latest run: what it showed before is no longer on the screen.
-_on_screen: dict[str, tuple[str, list[Playground]]] = {}
 
 
 def playground(
@@ -171,7 +168,8 @@ class Playground:
                 widget.observe(_mover(weakref.ref(self), name, output), "value")
             self._widgets[""] = output
             self._refresh()
-        _keep(self)
+        if in_notebook():
+            keep_on_screen(self)
         return self._widgets
 
     @property
@@ -229,23 +227,6 @@ def _mover(whose: weakref.ref[Playground], name: str, output: Any) -> Callable[[
             play._moved(name, change["new"])
 
     return moved
-
-
-def _keep(play: Playground) -> None:
-    """Holds ``play`` until the cell whose code runs now runs again: controls on the screen go on without a name."""
-    if not in_notebook():
-        return
-    from IPython import get_ipython
-
-    request = getattr(get_ipython(), "parent_header", {})  # all of the message, in spite of the name
-    run = request.get("header", {}).get("msg_id", "")
-    # Front ends that do not name their cells are told apart by the code. A callback's message has neither.
-    cell = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code") or run
-    latest, held = _on_screen.get(cell, (run, []))
-    held = held if latest == run else []
-    if not any(play is other for other in held):
-        held.append(play)
-    _on_screen[cell] = run, held
 
 
 class _Slider:

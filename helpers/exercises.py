@@ -66,7 +66,8 @@ def predict(
     Returns:
         A `Prediction`. As the last value of a cell it shows its card. The latest one under each question is kept as
         long as the kernel runs, so that `progress` can count it, and with it `run` and whatever its closure holds: a
-        large tensor that only `run` uses is best made inside it.
+        large tensor that only `run` uses is best made inside it. An earlier one goes with the last name for it, and not
+        before the cell that shows its card runs again.
 
     Raises:
         TypeError: `run`, ``key``, ``options``, ``question``, ``unit`` or ``code`` is not of the kind above.
@@ -191,7 +192,7 @@ class Prediction:
         finally:
             self._running = False
             if self._card is not None:
-                self._card.refresh()
+                self._card.refresh(self)
         return self
 
     def _judge(self, measured: Any, rounding: float) -> None:
@@ -229,6 +230,8 @@ class Prediction:
         """The widgets, made at the first use: ``card.choice``, ``card.commit``, ``card.show``, ``card.result``."""
         if self._card is None:
             self._card = _predict_card.Card(self)
+        if in_notebook():
+            _predict_card.keep_on_screen(self)
         return self._card
 
     @property

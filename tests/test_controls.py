@@ -202,7 +202,7 @@ def test_what_a_cell_shows_works_until_that_cell_runs_again(named, monkeypatch):
     shell = types.SimpleNamespace(parent_header={})
     monkeypatch.setattr("helpers.controls.in_notebook", lambda: True)
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    monkeypatch.setattr("helpers.controls._on_screen", {})
+    monkeypatch.setattr("helpers._predict_card._on_screen", {})
     runs = itertools.count()
 
     def running(code, id):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import html
 import re
 import subprocess
 import sys
+import types
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -237,9 +240,6 @@ def test_key_takes_the_value_and_the_result_shows_itself_but_is_not_kept():
 
 
 def test_a_prediction_keeps_no_tensor_alive():
-    import gc
-    import weakref
-
     seen = []
 
     def run():
@@ -507,6 +507,49 @@ def test_while_it_runs_the_card_says_so_and_python_moves_the_widgets_too(widgets
     assert "Running" in seen[0]
     assert card.choice.index == 2
     assert BELIEFS[8000] in card.result.value
+
+
+def test_a_question_asked_anew_lets_the_earlier_one_go(widgets):
+    refs = []
+
+    def cell():
+        held = torch.zeros(10)
+        refs.append(weakref.ref(held))
+        return predict("How many?", {10: "a", 20: "b"}, lambda: held.numel())
+
+    p = cell()
+    card = p.card
+    p.commit(10)
+    p = cell()
+    assert p.card is not card
+    gc.collect()
+    assert [ref() is not None for ref in refs] == [False, True]
+    for button in (card.commit, card.show):  # it is still on the screen, in another view of the notebook say
+        button.click()
+        assert "Run the cell again to answer here" in card.result.value
+    p = None
+    exercises._predictions["How many?"].card.show.click()
+    assert "Measured: 10 B" in exercises._predictions["How many?"].card.result.value, "the latest one goes on"
+
+
+def test_a_card_on_the_screen_works_though_the_question_is_asked_elsewhere(widgets, monkeypatch):
+    shell = types.SimpleNamespace(parent_header={})
+    monkeypatch.setattr(exercises, "in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr(_predict_card, "_on_screen", {})
+    cards = []
+    for run, cell in enumerate("ab"):
+        shell.parent_header = {"header": {"msg_id": str(run)}, "metadata": {"cellId": cell}}
+        cards.append(ask().card)
+    for card in cards:
+        card.show.click()
+        assert "Measured: 4,000 B" in card.result.value
+    shell.parent_header = {"header": {"msg_id": "2"}, "metadata": {"cellId": "a"}}
+    cards.append(ask().card)
+    gc.collect()
+    for card, kept in zip(cards, (False, True, True)):
+        card.show.click()
+        assert ("Measured: 4,000 B" in card.result.value) == kept
 
 
 def test_the_card_names_its_parts(widgets):
