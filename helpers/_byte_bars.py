@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import numbers
 from collections.abc import Mapping
+from typing import Any
 
 from .display import FONT, GROUPS, INK, MAX_WIDTH, PAPER, Picture, clip, exact_bytes, in_xml, round_bytes, text_width
 
@@ -23,15 +25,16 @@ def draw_bytes(now: Mapping[str, int], before: Mapping[str, int] | None = None) 
         A `Picture`; its ``data`` are ``now`` and ``before``.
 
     Raises:
+        TypeError: one of the two is no mapping of names to whole numbers.
         ValueError: there is nothing to draw, an amount is negative, or the names are not those of ``before``.
 
     Example:
         >>> draw_bytes({"saved activations": 4096}, {"saved activations": 1024})
         Saved activations: from 1.00 KiB to 4.00 KiB. saved activations 4,096 B, +3,072 B against the run before.
     """
-    for name, amount in now.items():
-        if amount < 0:
-            raise ValueError(f"{name}: an amount of bytes is not negative, got {amount}")
+    _check("now", now)
+    if before is not None:
+        _check("before", before)
     if not now or (before is not None and list(before) != list(now)):
         raise ValueError(f"expected the same names twice, got {list(now)} and {list(before or ())}")
     words = {name: _told(amount, None if before is None else before[name]) for name, amount in now.items()}
@@ -39,6 +42,18 @@ def draw_bytes(now: Mapping[str, int], before: Mapping[str, int] | None = None) 
     alt = f"{title}. {'; '.join(f'{name} {told}' for name, told in words.items())}"
     alt += "." if before is None else " against the run before."
     return Picture(_svg(now, before, title, words), alt=in_xml(alt), data={"now": now, "before": before})
+
+
+def _check(argument: str, amounts: Any) -> None:
+    if not isinstance(amounts, Mapping):
+        raise TypeError(f"{argument}: expected a mapping of names to bytes, as in {{'inputs': 4096}}, got {amounts!r}")
+    for name, amount in amounts.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{argument}: expected a string as the name of an amount, got {name!r}")
+        if not isinstance(amount, numbers.Integral) or isinstance(amount, bool):
+            raise TypeError(f"{argument}: {name}: expected bytes as a whole number, got {amount!r}")
+        if amount < 0:
+            raise ValueError(f"{argument}: {name}: an amount of bytes is not negative, got {amount}")
 
 
 def _told(amount: int, then: int | None) -> str:

@@ -11,6 +11,7 @@ import dis
 import html
 import inspect
 import math
+import numbers
 import re
 import textwrap
 import weakref
@@ -195,6 +196,12 @@ def reserved(p: Prediction) -> int:
     belief = max(_lines(b) for b in p.beliefs.values())
     longest = max(_lines(f"You predicted {p.label(o)}.") for o in p.options)
     return max(4, 1 + longest + belief + note) * _LINE + 8 + p.height
+
+
+def check_height(height: Any) -> None:
+    """Raises TypeError if ``height`` is no whole number of px."""
+    if not isinstance(height, numbers.Integral) or isinstance(height, bool) or height < 0:
+        raise TypeError(f"height: expected px to keep free as a whole number, 0 or more, got {height!r}")
 
 
 class Card:

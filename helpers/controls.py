@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from ._byte_bars import draw_bytes as draw_bytes
-from ._predict_card import keep_on_screen, shown
+from ._predict_card import check_height, keep_on_screen, shown
 from ._properties import message_of
 from .display import MAX_WIDTH, in_notebook
 from .exercises import WIDGET_VIEW
@@ -45,7 +45,7 @@ def playground(
         until the cell that shows it runs again.
 
     Raises:
-        TypeError: ``body`` or ``show`` cannot be called, or a control is of another kind.
+        TypeError: ``body`` or ``show`` cannot be called, or a control or ``height`` is of another kind.
         ValueError: there is no control, a default lies outside its range, or a list has fewer than two choices, None
             as one, or two that are equal (0 and False are) or read the same: the control could not tell them apart.
         Whatever ``body`` raises with the defaults.
@@ -62,6 +62,7 @@ def playground(
     for name, thing in (("body", body), *((("show", show),) if show is not None else ())):
         if not callable(thing):
             raise TypeError(f"{name}: expected a function, got {thing!r}")
+    check_height(height)
     if not controls:
         raise ValueError("a playground without a control: give the arguments of body, as in batch=(1, 8, 64)")
     return Playground(body, show or (lambda now, before: now), controls, height)

@@ -70,7 +70,7 @@ def predict(
         before the cell that shows its card runs again.
 
     Raises:
-        TypeError: `run`, ``key``, ``options``, ``question``, ``unit`` or ``code`` is not of the kind above.
+        TypeError: `run`, ``key``, ``options``, ``question``, ``unit``, ``code`` or ``height`` is not of the kind above.
         ValueError: fewer than two options, one twice, None or NaN as one, or one without a sentence of its own; a
             ``why`` for what is no option, or which repeats the belief of an option.
 
@@ -104,6 +104,7 @@ def predict(
     for name, text, kind in (("unit", unit, "a string, '' for mere numbers"), ("code", code, "a string or None")):
         if not isinstance(text, str) and not (name == "code" and text is None):
             raise TypeError(f"{name}: expected {kind}, got {text!r}")
+    _predict_card.check_height(height)
     if isinstance(why, Mapping):
         why = {plain_option(option): sentence for option, sentence in why.items()}
     told_by_outcome = isinstance(options, Mapping) and isinstance(why, Mapping)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 
 from helpers import draw_bytes
@@ -66,9 +67,32 @@ def test_names_of_any_kind_stay_inside():
     [
         ({}, None, "the same names twice"),
         ({"a": 1}, {"b": 1}, r"\['a'\] and \['b'\]"),
-        ({"a": -1}, None, "not negative"),
+        ({"a": -1}, None, "now: a: an amount of bytes is not negative, got -1"),
+        ({"a": 5}, {"a": -5}, "before: a: an amount of bytes is not negative, got -5"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(now, before, words):
     with pytest.raises(ValueError, match=words):
         draw_bytes(now, before)
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (None, "expected a mapping of names to bytes, as in {'inputs': 4096}, got None"),
+        ([("a", 5)], "expected a mapping of names to bytes"),
+        ({1: 5}, "expected a string as the name of an amount, got 1"),
+        ({"a": "5"}, "a: expected bytes as a whole number, got '5'"),
+        ({"a": 5.0}, "a: expected bytes as a whole number, got 5.0"),
+        ({"a": float("nan")}, "got nan"),
+        ({"a": float("inf")}, "got inf"),
+        ({"a": True}, "got True"),
+    ],
+)
+def test_what_are_no_amounts_is_refused(now, words):
+    with pytest.raises(TypeError, match=re.escape("now: ") + ".*" + re.escape(words)):
+        draw_bytes(now)
+    if now is not None:
+        with pytest.raises(TypeError, match="before: .*" + re.escape(words)):
+            draw_bytes({"a": 5}, now)
+    assert "5 B" in draw_bytes({"a": np.int64(5)}).alt, "a whole number of another kind"

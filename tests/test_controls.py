@@ -278,6 +278,8 @@ def test_body_and_show_must_be_functions():
         playground(3, n=(1, 2, 3))
     with pytest.raises(TypeError, match="show: expected a function"):
         playground(double, show="text", n=(1, 2, 3))
+    with pytest.raises(TypeError, match="height: expected px to keep free as a whole number, 0 or more, got 'x'"):
+        playground(str, height="x", n=(1, 2, 3))
 
 
 @pytest.mark.parametrize(
