@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -112,6 +113,33 @@ def told(value: Any, most: int = 300) -> str:
             return f"a {type(value).__name__} with a number too long to write out"
         return f"a whole number of about {math.log10(abs(value)):,.0f} digits"
     return text if len(text) <= most else f"{text[:most]} …"
+
+
+# Words that end like others and are not made like them.
+_ONE = {
+    "aliases": "alias", "axes": "axis", "biases": "bias", "caches": "cache", "halves": "half", "indices": "index",
+    "leaves": "leaf", "matrices": "matrix", "series": "series", "species": "species", "vertices": "vertex",
+}  # fmt: skip
+# All other words: the first that fits says which part stays, and what comes behind it.
+_ENDS = (
+    (r"(.{2,})ies", "y"),  # copies
+    (r"(.+(ss|sh|x|[nrt]ch))es", ""),  # passes, boxes, batches
+    (r"(.+([ai]s|iz|[^hosxz])e)s", ""),  # phases, sizes, bytes; of buses nobody can tell whether it is buse
+    (r"(.+[^eisx])s", ""),  # calls
+)
+
+
+def one_of(unit: str) -> str:
+    """Returns what one of ``unit`` is called; ``unit`` itself if it is no word for many, or its end does not tell.
+
+    Example:
+        >>> [one_of(unit) for unit in ("calls", "copies", "boxes", "pieces", "buses", "ms")]
+        ['call', 'copy', 'box', 'piece', 'buses', 'ms']
+    """
+    if not re.fullmatch("[a-z]{4,}", unit):
+        return unit
+    found = ((re.fullmatch(many, unit), end) for many, end in _ENDS)
+    return _ONE.get(unit) or next((match[1] + end for match, end in found if match), unit)
 
 
 def rounding_of(value: Any) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import numbers
-import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from helpers import _predict_card
 from helpers._checks import CheckResult, Exercise, what_went_wrong
-from helpers._predict_options import match_option, plain, plain_option, read_options, rounding_of, same, told
+from helpers._predict_options import match_option, one_of, plain, plain_option, read_options, rounding_of, same, told
 from helpers.display import Table, exact_bytes, in_notebook, round_bytes
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -59,7 +58,8 @@ def predict(
         key: makes the deciding value from what `run` returned, say ``lambda m: m.peak_bytes``. What `run` returned then
             also shows itself under the verdict if it is a picture or a table. It is not kept: it may hold memory.
         unit: what whole numbers count, ``"B"`` for bytes (shown in MiB too), ``""`` for mere numbers. A word is
-            written as for many: of ``"calls"`` there are ``2 calls`` and ``1 call``.
+            written as for many: of ``"calls"`` there are ``2 calls`` and ``1 call``, of ``"copies"`` ``1 copy``. A word
+            whose end does not tell what one is called stays as it is, as ``"ms"`` and ``"GB"`` do.
         code: the snippet to show where `run` is not its own best text.
         height: px to keep free for what `run` shows, so that nothing below moves when it appears.
 
@@ -221,8 +221,7 @@ class Prediction:
             if abs(value) >= 10**100:
                 return told(value)  # nobody reads it, and no prefix of bytes goes that far
             if self.unit != "B":
-                one = value == 1 and re.fullmatch(r"[a-z]{3,}s", self.unit)  # of "calls", and not of "ms"
-                return f"{value:,} {self.unit[:-1] if one else self.unit}".strip()
+                return f"{value:,} {one_of(self.unit) if value == 1 else self.unit}".strip()
             return exact_bytes(value) + (f" ({round_bytes(value)})" if abs(value) >= 1024 else "")
         return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else told(value)
 

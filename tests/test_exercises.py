@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from helpers import _checks, _predict_card, _properties, display, exercises
+from helpers import _checks, _predict_card, _predict_options, _properties, display, exercises
 from helpers._checks import Case, Exercise
 from helpers._properties import RETURNED
 from helpers.exercises import EXERCISES, check, predict, progress
@@ -227,6 +227,20 @@ def test_unit():
     for unit, one in {"tensors": "1 tensor", "ms": "1 ms", "%": "1 %", "": "1"}.items():
         label = predict("How many?", {1: "a", 3: "b"}, lambda: 1, unit=unit).label
         assert (label(1), label(3)) == (one, f"3 {unit}".strip())
+
+
+ONES = """pieces piece, tensors tensor, calls call, bytes byte, files file, copies copy, entries entry, ties tie,
+boxes box, passes pass, losses loss, batches batch, branches branch, hashes hash, slices slice, values value,
+nodes node, phases phase, sizes size, saves save, times time, deltas delta, kernels kernel, days day, steps step,
+axes axis, matrices matrix, biases bias, caches cache, leaves leaf, series series,
+buses buses, lenses lenses, heroes heroes, class class, axis axis, index index, data data,
+ms ms, gas gas, GB GB, KiB KiB, Bytes Bytes, % %"""
+
+
+@pytest.mark.parametrize(("many", "one"), [pair.split() for pair in ONES.split(",")])
+def test_what_one_is_called(many, one):
+    p = predict("How many?", {1: "a", 3: "b"}, lambda: 1, unit=many)
+    assert (p.label(1), p.label(3)) == (f"1 {one}", f"3 {many}")
 
 
 def test_key_takes_the_value_and_the_result_shows_itself_but_is_not_kept():
@@ -1005,6 +1019,6 @@ def test_progress_of_an_empty_kernel_and_of_an_error():
     assert progress().rows[0][2] == "stopped with an error"
 
 
-@pytest.mark.parametrize("module", [exercises, _checks, _properties, _predict_card])
+@pytest.mark.parametrize("module", [exercises, _checks, _properties, _predict_card, _predict_options])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
