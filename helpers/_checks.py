@@ -150,9 +150,9 @@ class Exercise:
             if case.raises is not None:
                 asked[f"raise {case.raises.__name__} for {case.name}"] = True
                 continue
-            if (lost := first_freed(trial)) is not None:
-                says = "leave every tensor its memory"
-                failed.setdefault(says, Failure(says, lost, case.name))
+            if (unreadable := _not_to_be_read(trial)) is not None:
+                says, seen = unreadable
+                failed.setdefault(says, Failure(says, seen, case.name))
                 continue
             for p in self.properties:
                 asked[p.says] = True
@@ -239,9 +239,23 @@ def _ask(p: Property, trial: Trial) -> tuple[str | None, str]:
             seen = p.test(trial)
             return seen, "" if seen is None else p.hint_for(trial)
     except Exception as error:  # of what the reader returned; a traceback through the helpers would say nothing
-        text = message_of(error).partition("\n")[0]
-        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        return f"it returned {describe(trial.result)}, and to look at that raised {what}", ""
+        return _raised_when_seen(error, trial), ""
+
+
+def _not_to_be_read(trial: Trial) -> tuple[str, str] | None:
+    """What was asked and what was seen, where no property may look at the trial; None where each may."""
+    try:
+        with usual_settings():  # a tensor of the reader's own class may run code of the reader's
+            lost = first_freed(trial)
+    except Exception as error:
+        return "return what can be read", _raised_when_seen(error, trial)
+    return None if lost is None else ("leave every tensor its memory", lost)
+
+
+def _raised_when_seen(error: Exception, trial: Trial) -> str:
+    text = message_of(error).partition("\n")[0]
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"it returned {describe(trial.result)}, and to look at that raised {what}"
 
 
 # ---------------------------------------------------------------------------------------------------- words

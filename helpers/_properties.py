@@ -57,8 +57,11 @@ class Trial:
 
 def describe(value: Any) -> str:
     """Returns ``value`` in a few words; tensors by shape and dtype, never by content or address."""
-    if isinstance(value, torch.Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    try:
+        if isinstance(value, torch.Tensor):
+            return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    except Exception:  # a nested tensor has no shape, and a class of the reader's may refuse to tell
+        pass
     return "nothing (`None`)" if value is None else f"a {type(value).__name__}"
 
 

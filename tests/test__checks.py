@@ -150,3 +150,49 @@ def test_what_a_returned_function_sets_reaches_no_other_property():
     usual = settings()
     assert exercise.check(lambda x: lambda: seen.append(settings()) or changes_them_all()).passed
     assert seen[0] == seen[2] == usual and seen[1] != usual
+
+
+# ---------------------------------------------------------------------------------------------------- odd results
+
+
+class Silent(torch.Tensor):
+    """A tensor that tells nothing of itself."""
+
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        raise RuntimeError("ask somebody else")
+
+
+class Pretends:
+    __class__ = torch.Tensor  # so that isinstance takes it for one
+
+
+ODD = {
+    "nested": (
+        lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        "a Tensor, and to look at that raised RuntimeError: Internal error: NestedTensorImpl",
+    ),
+    "silent": (
+        lambda: torch.zeros(2).as_subclass(Silent),
+        "a Silent, and to look at that raised RuntimeError: ask somebody else",
+    ),
+    "pretends": (
+        Pretends,
+        "a Pretends, and to look at that raised AttributeError: 'Pretends' object has no attribute 'layout'",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("odd", ODD)
+def test_a_result_that_cannot_be_looked_at_is_a_failure_in_words(odd):
+    make, seen = ODD[odd]
+    usual = settings()
+    result = NEEDS_ALL.check(lambda x: make())
+    assert [failure.says for failure in result.failures] == ["return what can be read"]
+    assert result.failures[0].seen.startswith(f"it returned {seen}")
+    assert settings() == usual
+    must_raise = Exercise("made_up", "refuse", ("x",), (Case("all", ANY.make, ValueError),), lambda x: {}, ())
+    assert must_raise.check(lambda x: make()).failures[0].seen == f"it returned {seen.partition(',')[0]}"
+    for name in EXERCISES:
+        assert not check(lambda *args: make(), name).passed, name
