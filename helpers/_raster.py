@@ -23,19 +23,24 @@ _TOKEN = re.compile(r"[A-Za-z]|-?(?:\d+\.?\d*|\.\d+)")
 
 
 def png_of(svg: str) -> bytes:
-    """Returns ``svg`` as PNG; the same bytes for the same drawing and versions.
+    """Returns ``svg`` as PNG; the same bytes for the same drawing and versions, whatever the reader set in matplotlib.
 
     Raises:
         ValueError: for an element or a step of a path that is not drawn here.
     """
-    from matplotlib import rc_context
+    from matplotlib import MatplotlibDeprecationWarning, rc_context, rcParamsDefault
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     root = ET.fromstring(svg)
     width, height = float(root.get("width")), float(root.get("height"))
-    # A figure of its own, not pyplot's: the reader's settings and current figure stay as they are.
-    with rc_context({"hatch.linewidth": _HATCH_WIDTH, "path.simplify": False}), warnings.catch_warnings():
+    # The reader's style is for the reader's figures: with `text.usetex` matplotlib would look for LaTeX, and much else
+    # changes the bytes. So all settings are matplotlib's own; but for the backend, which setting it would switch.
+    settings = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
+    settings |= {"hatch.linewidth": _HATCH_WIDTH, "path.simplify": False}
+    # A figure of its own, not pyplot's: the reader's settings and current figure stay as they are. Some of the settings
+    # that are copied may be on their way out of matplotlib.
+    with warnings.catch_warnings(action="ignore", category=MatplotlibDeprecationWarning), rc_context(settings):
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # a letter of the reader's that no font here has
         figure = Figure((width / 72, height / 72), dpi=72 * _SCALE)
         axes = figure.add_axes((0, 0, 1, 1))

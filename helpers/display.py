@@ -233,7 +233,7 @@ def lasting(picture: Picture) -> dict[str, str]:
 
     try:
         png = base64.b64encode(png_of(picture.svg)).decode()
-    except ImportError:
+    except Exception:  # no matplotlib, or one that cannot draw here: the PNG is extra, and the reader's cell has run
         return picture._repr_mimebundle_()
     svg = base64.b64encode(picture.svg.encode()).decode()
     width = re.search(r'\bwidth="(\d+)"', picture.svg)[1]

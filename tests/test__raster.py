@@ -140,6 +140,55 @@ def test_matplotlib_is_left_as_it_was():
     assert dict(matplotlib.rcParams) == before
 
 
+SETTINGS = {
+    "text.usetex": True,
+    "path.snap": False,
+    "path.sketch": (1, 100, 2),
+    "text.hinting": "none",
+    "text.antialiased": False,
+    "patch.antialiased": False,
+    "figure.autolayout": True,
+    "figure.facecolor": "black",
+    "axes.facecolor": "black",
+    "hatch.color": "red",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_setting_of_the_reader_shows(name):
+    import matplotlib
+
+    usual = png_of(bands(brackets=[Bracket("forward", 2, 9)]))
+    with matplotlib.rc_context({name: SETTINGS[name]}):
+        before, backend = dict(matplotlib.rcParams), matplotlib.rcParams._get("backend")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert png_of(bands(brackets=[Bracket("forward", 2, 9)])) == usual
+        assert dict(matplotlib.rcParams) == before and matplotlib.rcParams._get("backend") is backend
+
+
+@pytest.mark.parametrize("style", ["dark_background", "ggplot", "bmh", "xkcd"])
+def test_no_style_of_the_reader_shows(style):
+    from matplotlib import pyplot
+
+    usual = png_of(bands())
+    with pyplot.xkcd() if style == "xkcd" else pyplot.style.context(style):
+        assert png_of(bands()) == usual
+
+
+def test_what_stops_matplotlib_costs_no_more_than_the_png(monkeypatch):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    def draw(self):
+        raise RuntimeError("no room for the pixels")
+
+    picture = Picture(bands(), alt="five bands")
+    monkeypatch.setattr(FigureCanvasAgg, "draw", draw)
+    with pytest.raises(RuntimeError, match="no room"):  # the control
+        png_of(picture.svg)
+    assert lasting(picture) == picture._repr_mimebundle_()
+
+
 def test_without_matplotlib_the_svg_and_the_words_remain(monkeypatch):
     import sys
 
