@@ -11,6 +11,7 @@ import base64
 import html
 import numbers
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -84,9 +85,10 @@ def clip(text: str, width: float, size: float = 11) -> str:
     """Returns ``text``, cut with an ellipsis so that it fits ``width`` px."""
     if text_width(text, size) <= width:
         return text
-    while text and text_width(text + "…", size) > width:
-        text = text[:-1]
-    return text + "…"
+    # Halved again and again: cut by one character at a time, a long name takes seconds.
+    lengths = range(len(text) + 1)
+    longer = bisect_right(lengths, width, key=lambda length: text_width(text[:length] + "…", size))
+    return text[: max(longer - 1, 0)] + "…"
 
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

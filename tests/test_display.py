@@ -190,6 +190,27 @@ def test_clip_keeps_what_fits_and_marks_what_it_cut():
         assert text_width(text[: len(cut)] + "…") > width
 
 
+def test_clip_cuts_where_one_character_at_a_time_would():
+    rng = random.Random(0)
+    letters = string.printable + "äß語\U0001f600…\ud800"
+    for _ in range(2000):
+        text = "".join(rng.choices(letters, k=rng.randrange(40)))
+        width, size = rng.choice([rng.uniform(-9, 300), rng.randrange(300)]), rng.choice([8, 11, 11.5])
+        # some widths at which it just fits
+        width = rng.choice([width, text_width(text[: rng.randrange(40)] + "…", size)])
+        cut = text
+        while cut and text_width(cut + "…", size) > width:
+            cut = cut[:-1]
+        assert clip(text, width, size) == (text if text_width(text, size) <= width else cut + "…")
+
+
+def test_clip_looks_at_a_long_text_a_few_times_only(monkeypatch):
+    seen = []
+    monkeypatch.setattr(display, "text_width", lambda text, size=11: seen.append(text) or text_width(text, size))
+    assert len(clip("m" * 100_000, 100)) == 9
+    assert len(seen) < 25
+
+
 # ---------------------------------------------------------------------------------------------------- pictures
 
 
