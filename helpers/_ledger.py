@@ -149,7 +149,10 @@ class Ledger:
         return known
 
     def _update(self, storage: torch.UntypedStorage, known: Known, func: Any) -> None:
-        counted = storage.nbytes() - known.outside
+        nbytes = storage.nbytes()
+        if known.outside > nbytes:  # somebody else's has shrunk: what it grows by afterwards is new
+            known.outside = nbytes
+        counted = nbytes - known.outside
         delta = counted - known.counted
         if delta:
             known.counted = counted

@@ -1013,6 +1013,27 @@ def test_a_list_or_dict_that_holds_itself_is_tracked_once():
     assert tracker.start_bytes == ROW
 
 
+def test_what_is_not_tracked_can_shrink_and_takes_nothing_away():
+    theirs = torch.zeros(100)
+    with MemoryTracker() as tracker:
+        theirs.add_(1)
+        theirs.untyped_storage().resize_(0)
+        assert tracker.live_bytes == 0
+        ours = torch.zeros(50)
+        assert tracker.live_bytes == 200, "by hand: 50 numbers of 4 B, and nobody's 400 B that went"
+        theirs.untyped_storage().resize_(240)
+        assert tracker.live_bytes == 440, "what it takes now is taken in our sight"
+    assert [(e.kind, e.delta_bytes) for e in tracker.timeline] == [("alloc", 200), ("alloc", 240)]
+    other = torch.zeros(100)
+
+    def shrink():
+        other.add_(1)
+        other.untyped_storage().resize_(0)
+
+    assert repr(measure_memory(shrink)) == "retained 0 B, peak 0 B"
+    del ours
+
+
 def test_a_tracker_serves_one_block():
     before = traces()
     with MemoryTracker() as tracker:
