@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -109,6 +111,8 @@ class Ledger:
         with self._lock:
             known = self._storages.get(storage._cdata)
             if known is None or known() is not storage:
+                if known is not None and known.counted:
+                    self._freed(known)  # an interrupt came before `_freed` did
                 known = self._file(storage, 0)
                 # Memory of NumPy and its like cannot be resized by PyTorch.
                 if not storage.resizable() or (not is_new and _has_argument(storage, args, kwargs)):
@@ -137,6 +141,9 @@ class Ledger:
     def _close(self) -> None:
         """Follows nothing from here on, so that the figures stay what they are."""
         with self._lock:
+            for known in list(self._storages.values()):
+                if known.counted and known() is None:
+                    self._freed(known)  # an interrupt came before `_freed` did
             self._storages.clear()
             self._line = None
 
@@ -155,7 +162,6 @@ class Ledger:
         counted = nbytes - known.outside
         delta = counted - known.counted
         if delta:
-            known.counted = counted
             figures = None
             if self._has_allocator and storage.device.type == ALLOCATOR:
                 figures = _allocator_figures(storage.device)
@@ -163,15 +169,18 @@ class Ledger:
             self._event(ALLOC if delta == counted else RESIZE, func, delta, known, figures)
 
     def _freed(self, known: Known) -> None:
-        with self._lock:
-            if self._writing:  # the garbage collector came in the middle of another event, which has to stand first
-                self._late.append(known)
-                return
-            if self._storages.get(known.address) is known:  # else the address has a new owner already
-                del self._storages[known.address]
-            if known.counted:
-                delta, known.counted = -known.counted, 0
-                self._event(FREE, self._func, delta, known, None)
+        try:
+            with self._lock:
+                if self._writing:  # the garbage collector came in the middle of another event, which has to stand first
+                    self._late.append(known)
+                    return
+                if self._storages.get(known.address) is known:  # else the address has a new owner already
+                    del self._storages[known.address]
+                if known.counted:
+                    self._event(FREE, self._func, -known.counted, known, None)
+        except KeyboardInterrupt:
+            self._freed(known)  # what had been done is not done again
+            _interrupt_again()
 
     def _event(self, kind: str, func: Any, delta: int, known: Known, figures: tuple[int, int, int] | None) -> None:
         self._writing = True
@@ -179,13 +188,14 @@ class Ledger:
             line = None
             if self._line is not None:
                 line = self._op_line if kind is not FREE and self._op_line is not None else self._line()
-            live = self.live_bytes = self.live_bytes + delta
-            self._write(
-                (kind, self.operators, func, line, self._phase, live, delta, known.number, known.counted, figures)
-            )
+            live, counted = self.live_bytes + delta, known.counted + delta
+            entry = kind, self.operators, func, line, self._phase, live, delta, known.number, counted, figures
+            # Python lets an interrupt in after a call: with the only one at their end, these are done all or none.
+            self.live_bytes, known.counted = live, counted
             self._events += 1
             if live > self.peak_bytes:
                 self.peak_bytes, self._peak = live, self._events
+            self._write(entry)
             if self._events >= self._full:
                 self._thin()
         finally:
@@ -197,6 +207,16 @@ class Ledger:
 
     def _thin(self) -> None:
         """Makes room in the log; see `Recall`."""
+
+
+def _interrupt_again() -> None:
+    """Lets an interrupt come once more, a moment later: Python drops what is raised while something is freed."""
+
+    def again() -> None:
+        time.sleep(0.005)  # until the free is long done with
+        _thread.interrupt_main()
+
+    _thread.start_new_thread(again, ())  # `threading` would wait here until it runs, and could be interrupted so
 
 
 def _has_argument(storage: torch.UntypedStorage, args: tuple, kwargs: dict | None) -> bool:

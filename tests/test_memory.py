@@ -7,9 +7,11 @@ import copy
 import gc
 import io
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 
@@ -1032,6 +1034,66 @@ def test_what_is_not_tracked_can_shrink_and_takes_nothing_away():
 
     assert repr(measure_memory(shrink)) == "retained 0 B, peak 0 B"
     del ours
+
+
+def interrupts_once(tracker: MemoryTracker, at: str) -> None:
+    """As Ctrl-C does that comes while an event is written down (at its line) or told of."""
+    usual = getattr(tracker, at)
+
+    def once():
+        setattr(tracker, at, usual)
+        raise KeyboardInterrupt
+
+    setattr(tracker, at, once)
+
+
+@pytest.fixture
+def interruptible():
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+@pytest.mark.parametrize("at", ["_line", "listener"])
+def test_an_interrupt_while_something_is_freed_comes_a_little_later(at, interruptible):
+    with MemoryTracker() as tracker:
+        x = numbers()
+        interrupts_once(tracker, at)
+        with pytest.raises(KeyboardInterrupt):
+            del x
+            for _ in range(1000):  # 10 s: what is sent again does not wake a sleep
+                time.sleep(0.01)
+        assert tracker.live_bytes == 0
+        time.sleep(0.1)  # it comes once
+    assert [(e.kind, e.delta_bytes, e.live_bytes) for e in tracker.timeline] == [("alloc", ROW, ROW), ("free", -ROW, 0)]
+
+
+def test_an_interrupt_while_something_is_counted_leaves_the_figures_true():
+    with MemoryTracker() as tracker:
+        interrupts_once(tracker, "_line")
+        with pytest.raises(KeyboardInterrupt):
+            numbers()
+        assert (tracker.live_bytes, tracker.timeline) == (0, []), "its result went with it"
+        x = numbers()
+        del x
+    assert [e.live_bytes for e in tracker.timeline] == [ROW, 0]
+
+
+def test_what_was_freed_unheard_is_counted_off_when_its_place_is_taken_and_at_the_end():
+    """An interrupt may come before the first line of what hears of a free; Python drops it, and the call with it."""
+    with MemoryTracker() as tracker:
+        heard, tracker._on_free = tracker._on_free, lambda known: None
+        x = numbers()
+        del x
+        assert tracker.live_bytes == ROW
+        tracker._on_free = heard
+        kept = [numbers() for _ in range(1000)]  # one of them is where it was
+        assert tracker.live_bytes == 1000 * ROW
+        del kept
+        tracker._on_free = lambda known: None
+        numbers()
+        assert tracker.live_bytes == ROW
+    assert tracker.live_bytes == sum(e.delta_bytes for e in tracker.timeline) == 0
 
 
 def test_a_tracker_serves_one_block():
