@@ -119,6 +119,13 @@ def show(thing: Any) -> None:
         print(thing)
 
 
+_WORDS = {
+    "svg": "a complete <svg> element",
+    "alt": "what the picture shows, in one sentence",
+    "text": "the plain-text twin, or leave it out",
+}
+
+
 class Picture:
     """A drawing with its words; the last value of a cell, or passed to `show`.
 
@@ -134,6 +141,9 @@ class Picture:
     """
 
     def __init__(self, svg: str, *, alt: str, text: str | None = None, data: Any = None):
+        for name, words in (("svg", svg), ("alt", alt), ("text", text)):
+            if not isinstance(words, str) and not (name == "text" and words is None):
+                raise TypeError(f"{name}: expected a string, got {words!r}: pass {_WORDS[name]}")
         if not alt.strip():
             raise ValueError("a picture needs alternative text: pass alt= with what the picture shows, in one sentence")
         if not svg.lstrip().startswith("<svg"):
@@ -173,7 +183,24 @@ class Table:
     """
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, caption: str = ""):
-        self.columns, self.rows, self.caption = list(columns), [list(row) for row in rows], caption
+        if not isinstance(columns, Iterable):
+            raise TypeError(
+                f'columns: expected the heads of the columns, got {columns!r}: pass ["operator", "bytes"], say'
+            )
+        if not isinstance(rows, Iterable):
+            raise TypeError(f"rows: expected one sequence of cells for each row, got {rows!r}: pass [] for no rows")
+        if not isinstance(caption, str):
+            raise TypeError(f'caption: expected a sentence, got {caption!r}: pass "" for no caption')
+        self.columns, self.rows, self.caption = list(columns), [], caption
+        for head in self.columns:
+            if not isinstance(head, str):
+                raise TypeError(f"columns: expected a string for each, got {head!r}: pass str(...) of it")
+        for row in rows:
+            if not isinstance(row, Iterable):
+                raise TypeError(
+                    f"rows: expected a sequence of cells, got {row!r}: pass [{row!r}] for a row of one cell"
+                )
+            self.rows.append(list(row))
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns: {row!r}")

@@ -261,6 +261,20 @@ def test_picture_that_is_none_is_refused(svg, alt, words):
         Picture(svg, alt=alt)
 
 
+@pytest.mark.parametrize(
+    ("svg", "words", "message"),
+    [
+        (None, {"alt": "a"}, "svg: expected a string, got None: pass a complete <svg> element"),
+        (SVG, {"alt": None}, "alt: expected a string, got None: pass what the picture shows, in one sentence"),
+        (SVG, {"alt": 5}, "alt: expected a string, got 5: pass what the picture shows, in one sentence"),
+        (SVG, {"alt": "a", "text": 5}, "text: expected a string, got 5: pass the plain-text twin, or leave it out"),
+    ],
+)
+def test_picture_of_what_is_no_string_is_refused(svg, words, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        Picture(svg, **words)
+
+
 def test_palette_is_okabe_and_itos_with_one_meaning_a_colour():
     okabe_ito = {"#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"}
     used = [*GROUPS.values(), display.SHARED, display.WRITTEN]
@@ -342,6 +356,23 @@ def test_row_of_the_wrong_length_is_refused(row):
     words = f"a row of {len(row)} cells under 2 columns: {re.escape(repr(row))}"
     with pytest.raises(ValueError, match=words):
         Table(["a", "b"], [["x", 1], row])
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "caption", "message"),
+    [
+        (None, [], "", 'columns: expected the heads of the columns, got None: pass ["operator", "bytes"], say'),
+        (2, [], "", 'columns: expected the heads of the columns, got 2: pass ["operator", "bytes"], say'),
+        (["a", 1], [], "", "columns: expected a string for each, got 1: pass str(...) of it"),
+        (["a"], None, "", "rows: expected one sequence of cells for each row, got None: pass [] for no rows"),
+        (["a"], [[1], 2], "", "rows: expected a sequence of cells, got 2: pass [2] for a row of one cell"),
+        (["a"], [None], "", "rows: expected a sequence of cells, got None: pass [None] for a row of one cell"),
+        (["a"], [], 5, 'caption: expected a sentence, got 5: pass "" for no caption'),
+    ],
+)
+def test_table_of_what_is_no_sequence_is_refused(columns, rows, caption, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        Table(columns, rows, caption=caption)
 
 
 # ---------------------------------------------------------------------------------------------------- the door
