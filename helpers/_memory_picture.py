@@ -31,16 +31,16 @@ class Curve:
     """Live bytes by group over operators, thinned so that it stays small and keeps its peaks.
 
     Attributes:
-        points: (operator number, bytes of each group in the order of `GROUPS`).
+        points: (operator number, or half a one more between two, bytes of each group in the order of `GROUPS`).
         device_lines: (operator number, allocated, reserved) where CUDA's allocator was asked.
     """
 
-    points: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    points: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     device_lines: list[tuple[int, int, int]] = field(default_factory=list)
     _width: int = 0  # for how many operators a point stands; 0: each for itself
     _line_width: int = 0
 
-    def add(self, operator: int, groups: dict[str, int], allocated: int | None = None, reserved: int | None = None):
+    def add(self, operator: float, groups: dict[str, int], allocated: int | None = None, reserved: int | None = None):
         point = operator, tuple([groups[g] for g in GROUPS])
         self._width = _added(self.points, point, self._width, _bytes_of)
         if allocated is not None and reserved is not None:
@@ -102,7 +102,7 @@ def memory_svg(
     peak: Marker | None = None,
     before: Curve | None = None,
     readout: Sequence[str] = (),
-    cursor: tuple[int, int] | None = None,
+    cursor: tuple[float, int] | None = None,
     operators: int = 0,
 ) -> str:
     """Returns the picture as one ``<svg>``, `WIDTH` by `HEIGHT` px.
@@ -115,8 +115,8 @@ def memory_svg(
         cursor: (operator, live bytes) of the moment that is spoken of.
         operators: how far the axis reaches at least; many may have run since the last that changed the memory.
     """
-    ran = max([p[0] for c in (curve, before) if c for p in c.points] + [operators])
-    last = max(ran, 1)
+    end = max([p[0] for c in (curve, before) if c for p in c.points] + [operators])
+    last = max(end, 1)
     lead = max(1.0, last * 0.03)  # room at the left, where only what existed before is to be seen
     top = max([c.top for c in (curve, before) if c] + [r for _, _, r in curve.device_lines] + [1]) * 1.12
 
@@ -170,7 +170,9 @@ def memory_svg(
         parts += _cursor(x(cursor[0]), y(cursor[1]))
     parts += _legend(present)
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">{_escape(clip(figures, WIDTH - LEFT - 20))}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {ran:,}</text>')
+    parts.append(
+        f'<text x="{WIDTH - RIGHT}" y="{TOP + _PLOT_H + 16}" text-anchor="end">operators 0 to {int(end):,}</text>'
+    )
     return "".join(parts) + "</svg>"
 
 

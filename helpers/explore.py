@@ -10,7 +10,7 @@ from ._memory_picture import memory_svg
 from ._timeline import Alive, Event
 from .controls import Playground
 from .display import MAX_WIDTH, Picture, Table, exact_bytes, in_xml, round_bytes
-from .live import brackets_of, curve_of, marker_of
+from .live import brackets_of, curve_of, drawn_at, marker_of
 from .memory import MemoryTracker
 
 _LARGEST = 3  # storages that are named at each moment
@@ -161,7 +161,7 @@ def explore_memory(tracker: MemoryTracker) -> Explorer:
             figures=f"at the line {round_bytes(event.live_bytes)},  peak {most}",
             brackets=brackets,
             peak=marker,
-            cursor=(event.operator, event.live_bytes),
+            cursor=(drawn_at(event.kind, event.operator), event.live_bytes),
             operators=operators,
         )
         events_told = f"{now.count:,} event{'' if now.count == 1 else 's'}"

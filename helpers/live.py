@@ -52,14 +52,22 @@ def _begun(tracker: MemoryTracker) -> Curve:
     curve = Curve()
     curve.add(0, tracker._totals_at_start())
     for _, entry, totals, _ in tracker._history.rows if tracker._history is not None else ():
-        curve.add(entry[1], totals, *(entry[9] or ())[:2])
+        curve.add(drawn_at(*entry[:2]), totals, *(entry[9] or ())[:2])
     return curve
 
 
 def _extend(curve: Curve, replay: Replay, start: int) -> None:
     for index, entry in replay.entries():
         if index >= start:
-            curve.add(entry[1], replay.totals, *(entry[9] or ())[:2])
+            curve.add(drawn_at(*entry[:2]), replay.totals, *(entry[9] or ())[:2])
+
+
+def drawn_at(kind: str, operator: int) -> float:
+    """Where over the operators an event is drawn: what is given back goes between the last operator and the next.
+
+    At the same place as the operator a fall would have no width, and the picture say that two were always there.
+    """
+    return operator + 0.5 if kind == FREE else operator
 
 
 def _check(before: Any, title: Any) -> None:
