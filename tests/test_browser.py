@@ -39,9 +39,10 @@ PICTURE = re.compile(r"<img\b")
 # No argument of ipywidgets 8 gives the handle of a slider a name.
 SLIDER = 'aria-input-field-name: <div class="noUi-handle'
 
-# What `make lab` sets, so that nothing is fetched from elsewhere; and every cell is in the page, not only those in sight.
-_DEFAULTS = re.search(r"^define LAB_DEFAULTS\n(.*?)^endef", (ROOT / "Makefile").read_text("utf-8"), re.M | re.S)[1]
-SETTINGS = json.loads(_DEFAULTS) | {"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}
+# What `make lab` sets, so that nothing is fetched from elsewhere; and every cell is in the page, not only what is seen.
+_MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+_DEFAULTS = json.loads(re.search(r"^define LAB_DEFAULTS\n(.*?)^endef", _MAKEFILE, re.M | re.S)[1])
+SETTINGS = _DEFAULTS | {"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}}
 
 
 class Deadline:
