@@ -21,7 +21,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from torch.utils import _device
 
 from helpers._predict_card import BOX, prose
-from helpers._properties import Property, Trial, describe, first_freed, message_of
+from helpers._properties import Property, Trial, describe, first_freed, message_of, typed
 
 
 @dataclass(frozen=True)
@@ -254,8 +254,7 @@ def _not_to_be_read(trial: Trial) -> tuple[str, str] | None:
 
 def _raised_when_seen(error: Exception, trial: Trial) -> str:
     text = message_of(error).partition("\n")[0]
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return f"it returned {describe(trial.result)}, and to look at that raised {what}"
+    return f"it returned {describe(trial.result)}, and to look at that raised {typed(error, text)}"
 
 
 # ---------------------------------------------------------------------------------------------------- words
@@ -276,8 +275,7 @@ def third_person(says: str) -> str:
 
 def what_went_wrong(error: BaseException, fn: Callable) -> str:
     """Returns type, message and, where it is known, the line of ``fn``'s own file in which ``error`` arose."""
-    message = message_of(error)
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = typed(error, message_of(error))
     own = getattr(getattr(fn, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     if not lines:

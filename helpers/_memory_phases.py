@@ -37,9 +37,10 @@ def _told_apart(spans: Sequence[Span], narrow: Callable[[Span], bool], gap: floa
         run.clear()
 
     for span in sorted(spans, key=lambda s: s[1]):
-        if run and (not narrow(span) or span[1] - run[-1][2] >= gap):
+        joins = narrow(span)
+        if run and (not joins or span[1] - run[-1][2] >= gap):
             end_run()
-        (run if narrow(span) else found).append(span)
+        (run if joins else found).append(span)
     end_run()
     return found
 

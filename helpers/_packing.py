@@ -256,9 +256,8 @@ class Packer:
             geometry = geometry_of(alias)
             storage = alias.untyped_storage()
         if storage.nbytes() < piece.start + piece.span:
-            return self._leave(
-                kept, "freed", nbytes
-            )  # by its owner, who will fill it again before backward asks for it
+            # By its owner, who will fill it again before backward asks for it.
+            return self._leave(kept, "freed", nbytes)
         # A shift can be kept for elements of one size only, see `room_for`.
         item = 0 if piece.shift % 16 == 0 else alias.element_size()
         key = storage._cdata, piece, item, None if piece.whole else geometry

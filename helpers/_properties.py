@@ -73,6 +73,11 @@ def message_of(error: BaseException) -> str:
         return ""
 
 
+def typed(error: BaseException, text: str) -> str:
+    """Returns the type of ``error`` and ``text``, what it says or a part of it; the type alone where that is empty."""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def difference(seen: torch.Tensor, wanted: torch.Tensor) -> str | None:
     """Returns the first value in which two tensors of one shape differ, in words, or None. Rounding is forgiven."""
     if freed(seen):  # to read it would be the end of the kernel

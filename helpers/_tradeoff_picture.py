@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
 
 def tradeoff_svg(
-    points: Sequence[Point], frontier: Sequence[tuple[float, int]], *, title: str, budget: int | None = None
+    points: Sequence[Point], frontier: Sequence[tuple[float, int]], *, title: str, budget: float | None = None
 ) -> str:
     """Returns the picture as one ``<svg>``: step time across from the fastest, peak up from zero.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ._byte_bars import draw_bytes as draw_bytes
 from ._predict_card import check_height, keep_on_screen, shown
-from ._properties import message_of
+from ._properties import message_of, typed
 from .display import MAX_WIDTH, in_notebook
 from .exercises import WIDGET_VIEW
 
@@ -134,8 +134,7 @@ class Playground:
             self._shown = "".join(shown(part) or f"<p>{html.escape(str(part))}</p>" for part in parts)
             self.result = result
         except BaseException as error:
-            message = message_of(error)
-            self.error = f"{type(error).__name__}: {message}" if message else type(error).__name__
+            self.error = typed(error, message_of(error))
             raise
         finally:
             self._running = False

@@ -30,7 +30,7 @@ def brackets_of(tracker: MemoryTracker) -> list[Bracket]:
         for phase in nested(tracker)
     ]
     going = [
-        Bracket(name, tracker._log[first][1] if noted is None else noted, tracker.operators, depth)
+        Bracket(name, tracker._begun_at(first, noted), tracker.operators, depth)
         for depth, (name, first, noted) in enumerate(running)
     ]
     return sorted(ended + going, key=lambda bracket: bracket.depth) if going else ended
@@ -339,7 +339,6 @@ class LiveMemoryPlot:
         found = [bracket for _, bracket in outer]
         for name, first, noted in tracker._phases_open[:1]:
             if first < tracker._events:
-                operator = tracker._log[first][1] if noted is None else noted
                 inside = sum(begun >= first - tracker._start for begun, _ in outer)
-                found[len(found) - inside :] = [Bracket(name, operator, tracker.operators)]
+                found[len(found) - inside :] = [Bracket(name, tracker._begun_at(first, noted), tracker.operators)]
         return found

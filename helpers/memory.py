@@ -198,11 +198,15 @@ class MemoryTracker(Recall, TorchDispatchMode):
             self._phase = self._phases_open[-1][0] if self._phases_open else ""
             last = self._border()
             operators = (0, 0)
-            if first < last:  # the log may be so long that it has let go of the first event
-                operators = self._log[first][1] if entry[2] is None else entry[2], self._log[last - 1][1]
+            if first < last:
+                operators = self._begun_at(first, entry[2]), self._log[last - 1][1]
             self._spans.append(operators)
             self.phases.append((name, first - self._start, last - self._start))
         self._tell_border()
+
+    def _begun_at(self, first: int, noted: int | None) -> int:
+        """The operator of a phase's first event; it was noted if the log has let go of that."""
+        return self._log[first][1] if noted is None else noted
 
     def _tell_border(self) -> None:
         for tell in list(self._at_borders):
